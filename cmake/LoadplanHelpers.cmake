@@ -1,0 +1,119 @@
+# What every folder's CMakeLists.txt is written in. How things are built is said here,
+# what is built is said there.
+
+# What the layers use of Abseil.
+set(LOADPLAN_ABSL absl::status absl::statusor absl::strings absl::str_format absl::flat_hash_map
+                  absl::flat_hash_set absl::inlined_vector)
+
+# A faster linker and a compiler cache where the machine has them.
+function(loadplan_use_fast_tools)
+  include(CheckLinkerFlag)
+  find_program(LOADPLAN_CCACHE ccache)
+  if(LOADPLAN_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${LOADPLAN_CCACHE} PARENT_SCOPE)
+  endif()
+  foreach(linker mold lld)
+    check_linker_flag(CXX -fuse-ld=${linker} LOADPLAN_HAS_${linker})
+    if(LOADPLAN_HAS_${linker})
+      add_link_options(-fuse-ld=${linker})
+      return()
+    endif()
+  endforeach()
+endfunction()
+
+function(loadplan_use_sanitizers sanitizers)
+  if(sanitizers)
+    add_compile_options(-fsanitize=${sanitizers} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    add_link_options(-fsanitize=${sanitizers})
+  endif()
+endfunction()
+
+# Warnings and include roots, for our own targets only.
+function(loadplan_add_compile_options)
+  add_library(loadplan_compile_options INTERFACE)
+  target_compile_options(loadplan_compile_options INTERFACE
+    -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion $<$<BOOL:${LOADPLAN_WERROR}>:-Werror>)
+  target_include_directories(loadplan_compile_options INTERFACE
+    ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/generated)
+endfunction()
+
+# The targets of `last` and of every layer below it.
+function(loadplan_layers_upto last out)
+  set(found)
+  foreach(layer IN LISTS LOADPLAN_LAYERS)
+    list(APPEND found loadplan::${layer})
+    if(layer STREQUAL last)
+      break()
+    endif()
+  endforeach()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
+
+# Until every listed file is written: those that exist.
+function(loadplan_written_sources out)
+  set(found)
+  foreach(file IN LISTS ARGN)
+    if(EXISTS ${CMAKE_CURRENT_SOURCE_DIR}/${file})
+      list(APPEND found ${file})
+    endif()
+  endforeach()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
+
+# loadplan_add_layer(plan SOURCES a.cc b.cc LINK <libraries>)
+#
+# An object library, so that each file is compiled once for the shared library and for
+# the tests. Objects do not travel through other object libraries: whoever links a layer
+# names those below it too.
+function(loadplan_add_layer name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "" "SOURCES;LINK")
+  loadplan_written_sources(sources ${arg_SOURCES})
+  if(NOT sources)
+    set(sources ${PROJECT_SOURCE_DIR}/cmake/empty.cc)
+  endif()
+  add_library(loadplan_${name} OBJECT ${sources})
+  add_library(loadplan::${name} ALIAS loadplan_${name})
+  target_link_libraries(loadplan_${name} PUBLIC ${arg_LINK} PRIVATE loadplan_compile_options)
+endfunction()
+
+# loadplan_add_test(plan_test LAYER plan [LABEL unit] SOURCES a_test.cc ...)
+#
+# One executable of everything up to LAYER. It links the objects, never the shared library:
+# with both, every operator would be registered twice. Suites whose name contains
+# `Property` get the label `property`, the others LABEL.
+function(loadplan_add_test name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LAYER;LABEL" "SOURCES")
+  loadplan_written_sources(sources ${arg_SOURCES})
+  if(NOT sources)
+    return()
+  endif()
+  if(NOT arg_LABEL)
+    set(arg_LABEL unit)
+  endif()
+  loadplan_layers_upto(${arg_LAYER} layers)
+  add_executable(${name} ${sources})
+  target_link_libraries(${name} PRIVATE ${layers} GTest::gmock_main loadplan_compile_options)
+  # Tests are found when ctest starts, so that building runs nothing.
+  gtest_discover_tests(${name} TEST_FILTER "-*Property*" DISCOVERY_MODE PRE_TEST
+                       PROPERTIES LABELS ${arg_LABEL})
+  gtest_discover_tests(${name} TEST_FILTER "*Property*" TEST_LIST ${name}_properties
+                       DISCOVERY_MODE PRE_TEST PROPERTIES LABELS property)
+endfunction()
+
+# loadplan_add_benchmark(plan_build_benchmark LAYER plan)
+#
+# Built from <name>.cc; runs once, shortly, as a test with the label `bench`.
+function(loadplan_add_benchmark name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "LAYER" "")
+  loadplan_written_sources(sources ${name}.cc)
+  if(NOT sources)
+    return()
+  endif()
+  loadplan_layers_upto(${arg_LAYER} layers)
+  add_executable(${name} ${sources})
+  target_link_libraries(${name} PRIVATE ${layers} benchmark::benchmark_main loadplan_compile_options)
+  if(NOT LOADPLAN_SANITIZE)
+    add_test(NAME bench.${name} COMMAND ${name} --benchmark_min_time=0.01)
+    set_tests_properties(bench.${name} PROPERTIES LABELS bench)
+  endif()
+endfunction()

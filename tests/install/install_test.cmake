@@ -1,0 +1,35 @@
+set(work ${BUILD_DIR}/install_test)
+file(REMOVE_RECURSE ${work})
+
+function(run)
+  execute_process(COMMAND ${ARGV} COMMAND_ERROR_IS_FATAL ANY)
+endfunction()
+
+run(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${work}/prefix --component cpp)
+run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${work}/build -G ${GENERATOR}
+    -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${CXX}
+    -DCMAKE_PREFIX_PATH=${work}/prefix -DPython3_EXECUTABLE=${PYTHON})
+run(${CMAKE_COMMAND} --build ${work}/build)
+run(${work}/build/consumer)
+
+# The library must load into any process that has torch: nothing else may be needed.
+file(GLOB library ${work}/prefix/lib*/libloadplan.so)
+execute_process(COMMAND objdump -p ${library} OUTPUT_VARIABLE dump COMMAND_ERROR_IS_FATAL ANY)
+string(REGEX MATCHALL "NEEDED +[^\n]+" needed "${dump}")
+foreach(line IN LISTS needed)
+  if(NOT line MATCHES "NEEDED +(libtorch_cpu|libc10|libabsl_[a-z0-9_]+|libstdc\\+\\+|libgcc_s|libm|libc|ld-linux-[a-z0-9-]+)\\.so")
+    message(FATAL_ERROR "${library} needs more than torch_cpu, c10 and Abseil: ${line}")
+  endif()
+endforeach()
+
+# Another torch must be refused by a sentence at configure time.
+file(WRITE ${work}/torch/version.py "__version__ = '2.99.0+cu999'\n")
+execute_process(
+  COMMAND ${CMAKE_COMMAND} -S ${CONSUMER} -B ${work}/other_torch -G ${GENERATOR}
+    -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${CXX}
+    -DCMAKE_PREFIX_PATH=${work}/prefix -DLOADPLAN_TORCH_ROOT=${work}/torch
+  RESULT_VARIABLE result OUTPUT_QUIET ERROR_VARIABLE error)
+string(REGEX REPLACE "[ \n]+" " " error "${error}")
+if(result EQUAL 0 OR NOT error MATCHES "is built for torch [0-9.]+, and [^ ]+ is torch 2.99.0")
+  message(FATAL_ERROR "torch 2.99.0 was not refused as it should be: ${error}")
+endif()
