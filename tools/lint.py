@@ -1,0 +1,148 @@
+"""The rules of CONTRIBUTING.md that no formatter knows. Prints `file:line: what is wrong`."""
+
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LAYERS = ("geometry", "plan", "backend", "lifecycle", "ops")
+CPP = (".h", ".cc")
+
+# (which files, what must not be on a line, why). The first match of a line counts.
+RULES = [
+    (
+        r"^(geometry|plan)/",
+        r'#include [<"](ATen|c10|torch|cuda|nccl)',
+        "geometry and plan include no torch header",
+    ),
+    (
+        r"^(?!backend/register\.cc$|ops/ops\.cc$).*\.(h|cc)$",
+        r"\bTORCH_LIBRARY",
+        "operators are registered in backend/register.cc and ops/ops.cc only",
+    ),
+    (
+        r"^(?!tests/).*\.(h|cc)$",
+        r"#include <(torch/(torch|extension)|ATen/ATen)\.h>",
+        "this header costs seconds a file; include the narrow one",
+    ),
+    (
+        r"\.(h|cc)$",
+        r"absl::(optional|string_view|variant|any|Span)\b|absl/log",
+        "use std:: instead; Debian's Abseil has types of its own for these",
+    ),
+    (r"\.(h|cc)$", r"^\s*#\s*if 0\b", "no code that is switched off"),
+    (r"\.(h|cc|py)$", r"\b(TODO|FIXME|XXX)\b", "do it, or say in the docs that it is missing"),
+    (
+        r"^(geometry|plan|backend|lifecycle)/.*\.(h|cc)$",
+        r"^[^/\"]*\b(throw\b(?!;)|(std::)?(abort|exit)\()",
+        "failures are absl::Status, in kernels TORCH_CHECK",
+    ),
+    (
+        r"",
+        r"/(home|root|Users)/\w|/work/(main|shared)\b",
+        "a path of one machine",
+    ),
+]
+LIMITS = {".h": 250, ".cc": 500}
+NOTE = re.compile(r"Note \[([^\]]+)\]")
+
+
+def tracked_files() -> list[str]:
+    """Files that git knows or would add, without this one, which spells what it forbids."""
+    command = ["git", "ls-files", "-co", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    names = sorted(set(listed.stdout.splitlines()) - {"tools/lint.py"})
+    return [name for name in names if (ROOT / name).is_file()]
+
+
+def check_lines(name: str, lines: list[str]) -> list[str]:
+    rules = [(re.compile(bad), why) for where, bad, why in RULES if re.search(where, name)]
+    return [
+        f"{name}:{number}: {why}"
+        for number, line in enumerate(lines, 1)
+        for bad, why in rules
+        if bad.search(line)
+    ]
+
+
+def check_shape(name: str, lines: list[str]) -> list[str]:
+    """Length, and that a source includes its own header first: so each header compiles alone."""
+    found = []
+    path = Path(name)
+    limit = LIMITS.get(path.suffix)
+    if limit and len(lines) > limit:
+        found.append(f"{name}:{limit}: {len(lines)} lines, the limit is {limit}; split it")
+    header = path.with_suffix(".h")
+    if path.suffix == ".cc" and (ROOT / header).exists():
+        first = next((line for line in lines if line.startswith("#include")), "")
+        if first.strip() != f'#include "{header}"':
+            found.append(f'{name}:1: the first include must be "{header}"')
+    return found
+
+
+def check_notes(texts: dict[str, str]) -> list[str]:
+    """`see Note [X]` cites a note; any other mention is the note itself, of which there is one."""
+    defined: Counter[str] = Counter()
+    cited: dict[str, str] = {}
+    for name, text in texts.items():
+        if not name.endswith((*CPP, ".cu", ".cmake")):
+            continue
+        for number, line in enumerate(text.splitlines(), 1):
+            for match in NOTE.finditer(line):
+                if re.search(r"\bsee\b", line[: match.start()], re.IGNORECASE):
+                    cited.setdefault(match[1], f"{name}:{number}")
+                else:
+                    defined[match[1]] += 1
+    found = [
+        f"Note [{t}] is written {n} times; cite it as `see Note [{t}]`"
+        for t, n in defined.items()
+        if n > 1
+    ]
+    found += [f"{at}: Note [{t}] is nowhere" for t, at in cited.items() if t not in defined]
+    return found
+
+
+def check_tests(names: list[str]) -> list[str]:
+    """Each source of the torch-free layers has a test file of its name."""
+    have = set(names)
+    return [
+        f"{name}:1: tests/{name[:-3]}_test.cc is missing"
+        for name in names
+        if re.match(r"(geometry|plan)/[^/]+\.cc$", name)
+        and f"tests/{name[:-3]}_test.cc" not in have
+    ]
+
+
+def check_lists(names: list[str], texts: dict[str, str]) -> list[str]:
+    """CMake's lists are explicit: a source that no list names is built by nobody."""
+    return [
+        f"{name}:1: not in {Path(name).parent}/CMakeLists.txt"
+        for name in names
+        if name.split("/")[0] in (*LAYERS, "tests", "bench")
+        and name.endswith(".cc")
+        and Path(name).stem not in texts.get(f"{Path(name).parent}/CMakeLists.txt", "")
+    ]
+
+
+def main() -> int:
+    texts = {}
+    for name in tracked_files():
+        try:
+            texts[name] = (ROOT / name).read_text(encoding="utf-8")
+        except UnicodeDecodeError:  # a data file
+            continue
+    found = []
+    for name, text in texts.items():
+        lines = text.splitlines()
+        found += check_lines(name, lines) + check_shape(name, lines)
+    found += check_notes(texts)
+    found += check_tests(list(texts))
+    found += check_lists(list(texts), texts)
+    print("\n".join(found) if found else "lint: clean")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
