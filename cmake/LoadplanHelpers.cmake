@@ -32,7 +32,9 @@ endfunction()
 function(loadplan_add_compile_options)
   add_library(loadplan_compile_options INTERFACE)
   target_compile_options(loadplan_compile_options INTERFACE
-    -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion $<$<BOOL:${LOADPLAN_WERROR}>:-Werror>)
+    -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion $<$<BOOL:${LOADPLAN_WERROR}>:-Werror>
+    # Designated initialisers leave members out on purpose.
+    -Wno-missing-field-initializers)
   target_include_directories(loadplan_compile_options INTERFACE
     ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/generated)
 endfunction()
