@@ -176,7 +176,7 @@ def test_case_is_sound(name: str) -> None:
     assert harness.check_labels(CASES[name]) == []
 
 
-@pytest.mark.parametrize("name", parameters())
+@pytest.mark.parametrize("name", list(parameters()))
 def test_case(name: str) -> None:
     failures = harness.run_case(CASES[name], LoadplanProduct())
     if failures and name in WAITS_FOR:

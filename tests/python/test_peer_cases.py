@@ -294,6 +294,13 @@ def assert_same_bytes(got: Targets, want: Targets) -> None:
     assert differing == []
 
 
+def elements_of(shape: Shape, boxes: Iterable[Box]) -> list[int]:
+    """What boxes cover, one element as often as boxes hold it: how they are cut does not matter."""
+    source = torch.arange(math.prod(shape)).reshape(shape)
+    parts = (source[tuple(slice(*interval) for interval in box)] for box in boxes)
+    return sorted(element for part in parts for element in part.flatten().tolist())
+
+
 def runs_of(shape: Shape, places: Iterable[tuple[Box, Tensor]]) -> Iterator[Run]:
     """Maximal contiguous runs of what `get_dest` says, in source order."""
     source = torch.arange(math.prod(shape)).reshape(shape)
@@ -327,8 +334,8 @@ def check_plan(row: Row, plan: loadplan.LoadPlan) -> None:
         if kind == "unneeded":
             assert plan.get_boxes(name) is None and plan.get_dest(name) == []
     for name, boxes in row.boxes.items():
-        reads = [tuple(tuple(interval) for interval in box) for box in plan.entries[name].reads]
-        assert reads == boxes
+        shape, _ = row.shape_and_dtype(name)
+        assert elements_of(shape, plan.entries[name].reads) == elements_of(shape, boxes)
     for name, count in row.writes.items():
         assert len(plan.entries[name].writes) == count
     for name, runs in row.runs.items():
