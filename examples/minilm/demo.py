@@ -1,6 +1,6 @@
 """Loads all-MiniLM-L6-v2 into a TP=2 engine model by plan, and proves that nothing went astray.
 
-    python examples/minilm/demo.py
+    python -m examples.minilm
 
 The loader of ``model.py`` is traced once for each rank.  From then on weights move by plan: for the
 first load as for every later update, without the loader.  Ends with an error unless every live byte
@@ -15,15 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from checkpoint import Config, tokenize, weights_file
-from model import BertRank, Rank, forward
-from reference import load_reference, sentence_embeddings
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
 from torch import Tensor
 
 import loadplan
+
+from .checkpoint import Config, tokenize, weights_file
+from .model import BertRank, Rank, forward
+from .reference import load_reference, sentence_embeddings
 
 TP = 2
 ROUNDS = 5
@@ -168,7 +169,3 @@ def main() -> None:
     table.add_row("an update", f"{by_loader:.4f}", f"{by_plan:.4f}")
     table.add_row("tracing and planning, once", "-", f"{planning:.4f}")
     console.print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from checkpoint import Config
 from torch import Tensor, nn
+
+from .checkpoint import Config
 
 VOCAB_MULTIPLE = 64  # engines pad the vocabulary so that every rank gets the same, aligned, share
 

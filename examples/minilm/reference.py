@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from checkpoint import Config
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from .checkpoint import Config
 
 
 class Attention(nn.Module):

