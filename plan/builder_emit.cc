@@ -1,0 +1,293 @@
+// The last steps of BuildLoadPlan: what does not fall back becomes the plan.
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "plan/builder_steps.h"
+#include "plan/coverage.h"
+
+namespace loadplan {
+namespace {
+
+std::string CastText(const std::vector<DType>& casts) {
+  std::string text;
+  for (const DType& dtype : casts) {
+    absl::StrAppend(&text, text.empty() ? "cast " : " -> ", std::string(dtype.name));
+  }
+  return text;
+}
+
+// Whether one target shows the whole storage, so that counting bytes is enough.
+bool ShowsWhole(const TargetTensor& target, Index storage_nbytes) {
+  return target.layout.byte_offset() == 0 && target.layout.nbytes() == storage_nbytes &&
+         IsContiguous(target.layout);
+}
+
+}  // namespace
+
+const std::string& LoadPlanBuilder::target_name(StorageId id) const {
+  return plan_.targets_[static_cast<size_t>(target_of_storage_[static_cast<size_t>(id)])].name;
+}
+
+Origin LoadPlanBuilder::OriginOf(StorageId id) const {
+  const StorageRecord& record = storage(id);
+  switch (record.kind) {
+    case StorageKind::kTarget: return {OriginKind::kLiveBefore, id, 0};
+    case StorageKind::kValue:
+      return {OriginKind::kValue, program_of_node_[static_cast<size_t>(record.ref)], record.output};
+    case StorageKind::kScratch:
+    case StorageKind::kConstant: return {OriginKind::kConstant, record.ref, 0};
+    case StorageKind::kCheckpoint:
+    case StorageKind::kTemporary: break;
+  }
+  return {OriginKind::kCheckpoint, record.ref, 0};
+}
+
+bool LoadPlanBuilder::IsNoWrite(StorageId target, const Piece& piece) const {
+  if (storage(piece.storage).kind == StorageKind::kTemporary) return true;
+  return piece.storage == target && !piece.map.is_cast() && piece.map.to() == piece.map.from();
+}
+
+// Bytes of targets that neither the plan nor a fallback name writes. Must run while
+// the records still hold their maps.
+void LoadPlanBuilder::CheckCoverage() {
+  std::vector<std::vector<std::int32_t>> targets_of(log_.storages.size());
+  for (size_t t = 0; t < plan_.targets_.size(); ++t) {
+    targets_of[static_cast<size_t>(plan_.targets_[t].storage)].push_back(
+        static_cast<std::int32_t>(t));
+  }
+  std::vector<const TargetState*> state_of(log_.storages.size(), nullptr);
+  for (const StorageState& state : states_) {
+    state_of[static_cast<size_t>(state.storage)] = &state.state;
+  }
+  for (size_t s = 0; s < targets_of.size(); ++s) {
+    if (targets_of[s].empty()) continue;
+    std::vector<StridedLayout> layouts;
+    bool is_whole = false;
+    for (const std::int32_t t : targets_of[s]) {
+      layouts.push_back(plan_.targets_[static_cast<size_t>(t)].layout);
+      is_whole |= ShowsWhole(plan_.targets_[static_cast<size_t>(t)], log_.storages[s].nbytes);
+    }
+    if (state_of[s] != nullptr && is_whole &&
+        WrittenNbytes(static_cast<StorageId>(s), *state_of[s]) == log_.storages[s].nbytes) {
+      continue;
+    }
+    std::vector<StridedLayout> regions;
+    if (state_of[s] != nullptr) {
+      regions = WrittenRegions(static_cast<StorageId>(s), *state_of[s]);
+    }
+    const std::vector<Index> untouched = UntouchedNbytes(layouts, regions);
+    for (size_t i = 0; i < layouts.size(); ++i) {
+      if (untouched[i] == 0) continue;
+      const absl::StatusOr<Index> total = DistinctNbytes(layouts[i]);
+      plan_.uncovered_.push_back(
+          {targets_of[s][i], untouched[i], total.ok() ? *total : layouts[i].nbytes()});
+    }
+  }
+  std::sort(plan_.uncovered_.begin(), plan_.uncovered_.end(),
+            [](const UncoveredTarget& a, const UncoveredTarget& b) { return a.target < b.target; });
+}
+
+// Bytes that the writes of `state` leave, where they are disjoint; else -1.
+Index LoadPlanBuilder::WrittenNbytes(StorageId target, const TargetState& state) const {
+  if (!state.status.ok()) return -1;
+  Index nbytes = 0;
+  for (const std::int32_t time : state.plain) {
+    nbytes += log_.copies[static_cast<size_t>(time)].map.nbytes();
+  }
+  for (const TargetWrite& write : state.writes) {
+    if (!write.status.ok()) return -1;
+    for (const Piece& piece : write.visible) {
+      if (!IsNoWrite(target, piece)) nbytes += piece.map.nbytes();
+    }
+  }
+  return nbytes;
+}
+
+std::vector<StridedLayout> LoadPlanBuilder::WrittenRegions(StorageId target,
+                                                           const TargetState& state) const {
+  std::vector<StridedLayout> regions;
+  for (const std::int32_t time : state.plain) {
+    regions.push_back(log_.copies[static_cast<size_t>(time)].map.ToLayout());
+  }
+  for (const TargetWrite& write : state.writes) {
+    for (const Piece& piece : write.visible) {
+      if (piece.storage >= 0 && IsNoWrite(target, piece)) continue;
+      regions.push_back(piece.map.ToLayout());
+    }
+  }
+  return regions;
+}
+
+bool LoadPlanBuilder::IsKept(const Piece& piece) {
+  if (piece.storage < 0) return false;
+  const StorageRecord& origin = storage(piece.storage);
+  if (origin.kind == StorageKind::kCheckpoint) return !fallbacks_->Contains(origin.ref);
+  return !everything_falls_back_ && !fallbacks_->ContainsAnyOf(nodes_->NamesOf(piece));
+}
+
+// Programs of the values that are written, and of those that they need, in order.
+void LoadPlanBuilder::EmitPrograms() {
+  std::vector<bool> is_needed(log_.nodes.size());
+  for (const StorageState& state : states_) {
+    for (const TargetWrite& write : state.state.writes) {
+      for (const Piece& piece : write.visible) {
+        if (piece.storage < 0 || storage(piece.storage).kind != StorageKind::kValue) continue;
+        if (IsKept(piece)) is_needed[static_cast<size_t>(storage(piece.storage).ref)] = true;
+      }
+    }
+  }
+  for (size_t n = is_needed.size(); n-- > 0;) {
+    if (!is_needed[n]) continue;
+    for (const NodeId need : nodes_->Get(static_cast<NodeId>(n)).needs) {
+      is_needed[static_cast<size_t>(need)] = true;
+    }
+  }
+  for (size_t n = 0; n < is_needed.size(); ++n) {
+    if (!is_needed[n]) continue;
+    program_of_node_[n] = static_cast<std::int32_t>(plan_.programs_.size());
+    const ResolvedNode& node = nodes_->Get(static_cast<NodeId>(n));
+    const NodeRecord& record = log_.nodes[n];
+    Program& program = plan_.programs_.emplace_back();
+    program.node = static_cast<NodeId>(n);
+    program.op = record.op;
+    program.names = node.names;
+    for (size_t i = 0; i < record.inputs.size(); ++i) {
+      const StridedLayout& layout = record.inputs[i].layout;
+      ProgramInput& input = program.inputs.emplace_back();
+      input.dtype = record.inputs[i].dtype;
+      input.layout = StridedLayout::Unchecked(/*byte_offset=*/0, layout.shape(),
+                                              layout.byte_strides(), layout.itemsize());
+      for (const Piece& piece : node.inputs[i]) {
+        input.pieces.push_back({OriginOf(piece.storage), /*target=*/-1, piece.map, piece.casts});
+      }
+    }
+  }
+  IndexProgramReads();
+}
+
+void LoadPlanBuilder::IndexProgramReads() {
+  for (size_t p = 0; p < plan_.programs_.size(); ++p) {
+    const Program& program = plan_.programs_[p];
+    for (size_t i = 0; i < program.inputs.size(); ++i) {
+      for (size_t k = 0; k < program.inputs[i].pieces.size(); ++k) {
+        const Origin& origin = program.inputs[i].pieces[k].origin;
+        if (origin.kind != OriginKind::kCheckpoint) continue;
+        plan_.program_reads_.push_back({origin.index, static_cast<std::int32_t>(p),
+                                        static_cast<std::int32_t>(i),
+                                        static_cast<std::int32_t>(k)});
+      }
+    }
+  }
+  std::stable_sort(plan_.program_reads_.begin(), plan_.program_reads_.end(),
+                   [](const auto& a, const auto& b) { return a.entry < b.entry; });
+}
+
+// Checkpoint pieces by entry and time; the rest as it comes.
+void LoadPlanBuilder::EmitWrites() {
+  std::vector<PieceRef> refs;
+  refs.reserve(log_.copies.size());
+  plan_.entries_.resize(plan_.sources_.size());
+  for (auto& [target, state] : states_) {
+    for (const std::int32_t time : state.plain) {
+      const std::int32_t entry = storage(log_.copies[static_cast<size_t>(time)].from).ref;
+      if (!fallbacks_->Contains(entry)) refs.push_back({entry, time, 0, target, nullptr});
+    }
+    for (TargetWrite& write : state.writes) {
+      for (size_t k = 0; k < write.visible.size(); ++k) {
+        const Piece& piece = write.visible[k];
+        if (!IsKept(piece) || storage(piece.storage).kind != StorageKind::kCheckpoint) continue;
+        refs.push_back({storage(piece.storage).ref, write.time, static_cast<std::int32_t>(k),
+                        target, &write});
+      }
+      EmitNameless(target, write);
+      if (!write.is_overwritten) continue;
+      for (const std::int32_t name : write.names) {
+        if (write.is_overwritten_by_nothing_named) overwritten_.emplace(name, "a constant");
+      }
+    }
+  }
+  std::sort(refs.begin(), refs.end(), [](const PieceRef& a, const PieceRef& b) {
+    return std::tie(a.entry, a.time, a.piece) < std::tie(b.entry, b.time, b.piece);
+  });
+  EmitOfEntries(refs);
+}
+
+void LoadPlanBuilder::EmitNameless(StorageId target, TargetWrite& write) {
+  for (Piece& piece : write.visible) {
+    if (!IsKept(piece) || IsNoWrite(target, piece)) continue;
+    const Origin origin = OriginOf(piece.storage);
+    if (origin.kind == OriginKind::kCheckpoint) continue;
+    std::vector<WriteItem>& items = origin.kind == OriginKind::kConstant    ? plan_.constants_
+                                    : origin.kind == OriginKind::kLiveBefore ? plan_.live_copies_
+                                                                             : plan_.value_writes_;
+    items.push_back({origin, target, Coalesce(piece.map), std::move(piece.casts)});
+  }
+}
+
+void LoadPlanBuilder::EmitOfEntries(const std::vector<PieceRef>& refs) {
+  plan_.writes_.reserve(refs.size());
+  for (const PieceRef& ref : refs) {
+    PlanEntry& entry = plan_.entries_[static_cast<size_t>(ref.entry)];
+    if (entry.num_writes++ == 0) {
+      entry.first_write = static_cast<std::uint32_t>(plan_.writes_.size());
+    }
+    WriteItem& item = plan_.writes_.emplace_back();
+    item.origin = {OriginKind::kCheckpoint, ref.entry, 0};
+    item.target = ref.target;
+    if (ref.held != nullptr) {
+      Piece& piece = ref.held->visible[static_cast<size_t>(ref.piece)];
+      item.map = Coalesce(piece.map);
+      item.casts = std::move(piece.casts);
+    } else {
+      const CopyRecord& copy = log_.copies[static_cast<size_t>(ref.time)];
+      item.map = Coalesce(copy.map);
+      if (copy.map.is_cast()) item.casts = {copy.from_dtype, copy.to_dtype};
+    }
+  }
+}
+
+void LoadPlanBuilder::Classify() {
+  std::vector<std::int32_t> program_of_name(plan_.sources_.size(), -1);
+  for (size_t p = plan_.programs_.size(); p-- > 0;) {
+    for (const std::int32_t name : plan_.programs_[p].names) {
+      program_of_name[static_cast<size_t>(name)] = static_cast<std::int32_t>(p);
+    }
+  }
+  for (size_t n = 0; n < plan_.entries_.size(); ++n) {
+    const auto name = static_cast<std::int32_t>(n);
+    PlanEntry& entry = plan_.entries_[n];
+    if (fallbacks_->Contains(name)) {
+      entry.kind = EntryKind::kFallback;
+      entry.reason = std::move(fallbacks_->reason(name));
+      continue;
+    }
+    if (program_of_name[n] >= 0) {
+      const Program& program = plan_.programs_[static_cast<size_t>(program_of_name[n])];
+      entry.kind = EntryKind::kDerived;
+      entry.reason = absl::StrCat("`", program.op, "` reads it");
+      continue;
+    }
+    if (entry.num_writes == 0) {
+      entry.kind = EntryKind::kUnneeded;
+      const auto found = overwritten_.find(name);
+      if (found != overwritten_.end()) {
+        entry.reason = absl::StrCat("every byte that it writes is overwritten by ", found->second);
+      }
+      continue;
+    }
+    entry.kind = EntryKind::kDirect;
+    for (const WriteItem& item : plan_.writes_of(name)) {
+      if (item.casts.empty()) continue;
+      entry.kind = EntryKind::kDerived;
+      entry.reason = CastText(item.casts);
+      break;
+    }
+  }
+}
+
+}  // namespace loadplan

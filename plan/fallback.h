@@ -1,0 +1,73 @@
+// Why names go through the loader: the sentences, and the rule that names which
+// one write combines fall back together.
+#ifndef LOADPLAN_PLAN_FALLBACK_H_
+#define LOADPLAN_PLAN_FALLBACK_H_
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "plan/load_plan.h"
+#include "plan/records.h"
+
+namespace loadplan {
+
+// Every reason is a clause that can follow "`name` goes through the loader: ". A name
+// keeps the first reason it was given.
+std::string RefusedReason(const RefusalRecord& refusal);
+std::string IrregularReason(const std::string& target, const absl::Status& status);
+std::string UninitialisedReason(const std::string& target);
+std::string NotReplayableReason(const std::string& op, const std::string& why);
+std::string OverlapReason(const std::string& other, const std::string& target);
+std::string LiveReadReason(const std::string& target);
+inline constexpr std::string_view kOverwrittenByNothingNamed =
+    "a fallback name's bytes are overwritten later by a constant or by live bytes, in an order "
+    "that only one whole call of the loader keeps";
+inline constexpr std::string_view kNamelessLiveRead =
+    "live bytes are copied or computed from by themselves, and what they hold is unknown once a "
+    "name goes through the loader";
+
+// The names that fall back, with a reason each.
+//
+// Example: Add(0, "..."); AddGroup({0, 1}, "`aten::mul` combines it with"); after
+// Propagate name 1 falls back because "`aten::mul` combines it with `a`, which goes
+// through the loader".
+class FallbackSet {
+ public:
+  explicit FallbackSet(const std::vector<SourceTensor>& sources)
+      : sources_(sources), is_fallback_(sources.size()), reasons_(sources.size()) {}
+
+  void Add(std::int32_t name, std::string reason);
+  void AddAll(std::span<const std::int32_t> names, const std::string& reason);
+  void AddEveryName(const std::string& reason);
+  // From now on all of `names` or none of them fall back. `why` precedes the name of
+  // the one that fell back first.
+  void AddGroup(std::vector<std::int32_t> names, std::string why);
+  // Makes the groups true.
+  void Propagate();
+
+  bool Contains(std::int32_t name) const { return is_fallback_[static_cast<std::size_t>(name)]; }
+  bool ContainsAnyOf(std::span<const std::int32_t> names) const;
+  bool empty() const { return num_fallbacks_ == 0; }
+  std::size_t size() const { return num_fallbacks_; }
+  std::string& reason(std::int32_t name) { return reasons_[static_cast<std::size_t>(name)]; }
+
+ private:
+  struct Group {
+    std::vector<std::int32_t> names;
+    std::string why;
+  };
+
+  const std::vector<SourceTensor>& sources_;
+  std::vector<bool> is_fallback_;
+  std::vector<std::string> reasons_;
+  std::size_t num_fallbacks_ = 0;
+  std::vector<Group> groups_;
+};
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_PLAN_FALLBACK_H_

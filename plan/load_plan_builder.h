@@ -1,0 +1,46 @@
+// From the records of a pass to a LoadPlan.
+#ifndef LOADPLAN_PLAN_LOAD_PLAN_BUILDER_H_
+#define LOADPLAN_PLAN_LOAD_PLAN_BUILDER_H_
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "geometry/export.h"
+#include "geometry/export.h"
+#include "plan/load_plan.h"
+#include "plan/records.h"
+
+namespace loadplan {
+
+struct BuildInput {
+  std::vector<SourceTensor> sources;  // declared order; names are unique
+  std::vector<TargetTensor> targets;
+  RecordLog log;  // of the last, complete pass
+  OverlapPolicy overlaps = OverlapPolicy::kFallback;
+  // Names that earlier passes gave up on, with the reason.
+  std::vector<std::pair<std::int32_t, std::string>> fallbacks;
+};
+
+// Resolves every write into a target backwards to initial bytes, clips earlier
+// writes by later ones, and classifies each name:
+//
+//  direct    all bytes it writes are plain copies of its own bytes
+//  derived   some go through a cast or a program
+//  fallback  given, refused, behind a node that cannot be replayed, behind
+//            geometry that is too irregular, or in an overlap of names (kFallback)
+//  unneeded  nothing of it reaches a target
+//
+// Two writes of one byte are an overlap of names unless every name behind the
+// earlier one is also behind the later one (a read-back, a sum that contains it).
+//
+// Errors, all before anything could be written: InvalidArgument for a name declared twice,
+// for kError with an overlap (names both, the target, the bytes); FailedPrecondition
+// where a byte of a target would come from no name and nothing that can be
+// replayed (names target and operator).
+LOADPLAN_API LOADPLAN_API absl::StatusOr<LoadPlan> BuildLoadPlan(BuildInput input);
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_PLAN_LOAD_PLAN_BUILDER_H_

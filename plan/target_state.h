@@ -1,0 +1,58 @@
+// What the copies of a pass leave in one target storage.
+#ifndef LOADPLAN_PLAN_TARGET_STATE_H_
+#define LOADPLAN_PLAN_TARGET_STATE_H_
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "plan/node_table.h"
+#include "plan/records.h"
+#include "plan/resolve.h"
+
+namespace loadplan {
+
+// A copy record into the storage. *Plain* ones, a whole checkpoint view that nothing
+// else touches (nearly all of a large model), are not listed: their only piece is
+// the record itself.
+struct TargetWrite {
+  std::int32_t time = -1;
+  std::vector<Piece> visible;           // what is left of it after later copies
+  std::vector<std::int32_t> names;      // sources behind all it wrote, sorted
+  bool reads_live = false;              // live-before bytes behind all it wrote
+  bool is_overwritten = false;          // in part or in full
+  bool is_overwritten_by_nothing_named = false;
+  // Not OK: its bytes could not be followed or clipped. Then `names` is an
+  // over-approximation and the one visible piece, of storage -1, says where it wrote.
+  absl::Status status;
+};
+
+// An earlier and a later name that write `nbytes` common bytes, where the overlap rule
+// of plan/load_plan_builder.h counts them.
+struct NameMeeting {
+  std::int32_t earlier = -1;
+  std::int32_t later = -1;
+  Index nbytes = 0;
+};
+
+struct TargetState {
+  std::vector<TargetWrite> writes;      // by time; plain ones left out
+  std::vector<std::int32_t> plain;      // times of the plain ones
+  std::vector<NameMeeting> meetings;    // each pair of names once
+  // Not OK: which bytes which copy leaves is not known.
+  absl::Status status;
+};
+
+TargetState ResolveTarget(const RecordLog& log, const SymbolicMemory& memory, NodeTable& nodes,
+                          StorageId target);
+
+// Pairs (earlier, later) of positions in `times`, copies into one storage, that
+// share a byte. `times` ascends. Errors as in Compose.
+absl::StatusOr<std::vector<std::pair<std::int32_t, std::int32_t>>> MeetingCopies(
+    const RecordLog& log, std::span<const std::int32_t> times);
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_PLAN_TARGET_STATE_H_
