@@ -1,0 +1,278 @@
+#include "backend/copy_kernels.h"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+#include "backend/convert.h"
+#include "backend/mode.h"
+#include "backend/trace_session.h"
+#include "backend/trace_tensor.h"
+#include "backend/watcher.h"
+#include "geometry/overlap.h"
+
+namespace loadplan::kernels {
+namespace {
+
+bool IsKnown(const TouchedStorage& touched) {
+  return touched.touch == Touch::kPlain || touched.touch == Touch::kKnown;
+}
+
+// What autograd and TensorIterator refuse when the copy is run. See Note [The mode key]: we are
+// above them.
+void CheckWritable(const at::Tensor& self, const char* op) {
+  if (c10::GradMode::is_enabled() && self.requires_grad()) {
+    TORCH_CHECK(!self.is_leaf(),
+                "a leaf Variable that requires grad is being used in an in-place operation.");
+    TORCH_CHECK(!self.is_view() || !self._base().is_leaf() || !self._base().requires_grad(),
+                "a view of a leaf Variable that requires grad is being used in an in-place operation.");
+  }
+  TORCH_CHECK(self.layout() == at::kStrided && !self.is_quantized(), "`", op, "` into a sparse or quantised tensor cannot be traced");
+  TORCH_CHECK(at::has_internal_overlap(self) != at::MemOverlap::Yes,
+              "unsupported operation: more than one element of the written-to tensor refers to a single memory "
+              "location. Please clone() the tensor before performing the operation.");
+}
+
+bool Broadcasts(at::IntArrayRef from, at::IntArrayRef to) {
+  if (from.size() > to.size()) return false;
+  const std::size_t skip = to.size() - from.size();
+  for (std::size_t d = 0; d < from.size(); ++d) {
+    if (from[d] != to[skip + d] && from[d] != 1) return false;
+  }
+  return true;
+}
+
+// The eager call's own words for shapes that do not fit.
+void RaiseShapeError(const at::Tensor& self, const at::Tensor& src) {
+  const ModeOff mode_off;
+  at::empty(self.sizes(), at::TensorOptions(at::kMeta))
+      .copy_(at::empty(src.sizes(), at::TensorOptions(at::kMeta)));
+  TORCH_CHECK(false, "output with shape ", self.sizes(), " does not match the broadcast shape of ", src.sizes());
+}
+
+// Source and destination in one storage: equal is nothing to do; a partial overlap
+// depends on the order of a kernel, so it is never planned.
+bool CopiesOntoItself(TraceSession& session, const at::Tensor& self, const at::Tensor& src) {
+  const StridedLayout to = LayoutOf(self);
+  const StridedLayout from = LayoutOf(src);
+  if (to == from && self.scalar_type() == src.scalar_type()) return true;
+  const absl::StatusOr<bool> overlaps = Overlaps(to, from);
+  if (overlaps.ok() && !*overlaps) return false;
+  session.RecordRefusal("aten::copy_", "copies between overlapping parts of one tensor", "",
+                        {self, src});
+  TORCH_CHECK(false, "`aten::copy_` between overlapping parts of ", session.Describe(self),
+              " depends on the order in which a kernel copies and cannot be planned; copy through clone()");
+}
+
+// A constant in the dtype of `like`, as `copy_` and `fill_` convert it.
+at::Tensor ConstantLike(const at::Scalar& value, const at::Tensor& like) {
+  return at::empty({}, at::TensorOptions(like.scalar_type())).fill_(value);
+}
+
+at::Tensor RecordedCopyOf(TraceSession& session, const at::Tensor& self, const at::Tensor& meta) {
+  at::Tensor result = session.NewTemporary(meta.sizes(), meta.strides(), meta.scalar_type());
+  session.RecordCopy(result, self, /*ran=*/false);
+  return result;
+}
+
+// Live bytes that nothing wrote: runs, and the result remembers where it came from.
+template <typename Run>
+at::Tensor RunAndRecord(TraceSession& session, const at::Tensor& self, const Run& run) {
+  at::Tensor result;
+  {
+    const ModeOff mode_off;
+    const StorageGuards::Lift lift(session.guards(), StoragesOf({self}));
+    result = run();
+  }
+  session.RecordCopy(result, self, /*ran=*/true);
+  return result;
+}
+
+}  // namespace
+
+at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& src,
+                  bool non_blocking) {
+  TraceSession* const session = TraceSession::Current();
+  const auto below = [&]() -> at::Tensor& {
+    return at::_ops::copy_::redispatch(keys & kBelowMode, self, src, non_blocking);
+  };
+  if (session == nullptr || IsWrapper(self) || IsWrapper(src)) return below();
+  const TouchedStorage to = session->Find(self);
+  const TouchedStorage from = session->Find(src);
+  if (to.touch == Touch::kPlain && from.touch == Touch::kPlain) {
+    const ModeOff mode_off;
+    return below();
+  }
+  CheckWritable(self, "copy_");
+  if (!Broadcasts(src.sizes(), self.sizes())) RaiseShapeError(self, src);
+  if (src.is_conj() || src.is_neg()) {
+    return copy_(keys, self, src.resolve_conj().resolve_neg(), non_blocking);
+  }
+  if (from.touch == Touch::kPlain) {
+    TORCH_CHECK(src.layout() == at::kStrided && !src.is_quantized(), "`copy_` from a sparse or quantised tensor cannot be traced");
+    const ModeOff mode_off;
+    session->RecordConstant(self, src.detach().to(self.scalar_type()));
+    return self;
+  }
+  if (to.touch == Touch::kPlain && from.touch == Touch::kKnown) {
+    const StorageGuards::Lift lift(session->guards(), StoragesOf({src}));
+    const ModeOff mode_off;
+    below();
+    session->RecordCopy(self, src, /*ran=*/true);
+    return self;
+  }
+  if (to.storage == from.storage && CopiesOntoItself(*session, self, src)) return self;
+  session->RecordCopy(self, src, /*ran=*/false);
+  return self;
+}
+
+at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Scalar& value) {
+  TraceSession* const session = TraceSession::Current();
+  const ModeOff mode_off;
+  if (session == nullptr || IsWrapper(self) || session->Find(self).touch == Touch::kPlain) {
+    return at::_ops::fill__Scalar::redispatch(keys & kBelowMode, self, value);
+  }
+  CheckWritable(self, "fill_");
+  session->RecordConstant(self, ConstantLike(value, self));
+  return self;
+}
+
+at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& value) {
+  TraceSession* const session = TraceSession::Current();
+  if (session == nullptr || IsWrapper(self) || IsWrapper(value) ||
+      (session->Find(self).touch == Touch::kPlain && session->Find(value).touch == Touch::kPlain)) {
+    const ModeOff mode_off;
+    return at::_ops::fill__Tensor::redispatch(keys & kBelowMode, self, value);
+  }
+  TORCH_CHECK(value.dim() == 0, "fill_ only supports 0-dimension value tensor but got tensor with ", value.dim(), " dimensions.");
+  return copy_(keys, self, value, /*non_blocking=*/false);
+}
+
+at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& self) {
+  TraceSession* const session = TraceSession::Current();
+  const ModeOff mode_off;
+  if (session == nullptr || IsWrapper(self) || session->Find(self).touch == Touch::kPlain) {
+    return at::_ops::zero_::redispatch(keys & kBelowMode, self);
+  }
+  CheckWritable(self, "zero_");
+  session->RecordConstant(self, ConstantLike(0, self));
+  return self;
+}
+
+at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
+                    std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                    std::optional<at::Device> device, std::optional<bool> pin_memory,
+                    bool non_blocking, std::optional<at::MemoryFormat> memory_format) {
+  TraceSession* const session = TraceSession::Current();
+  const auto below = [&](std::optional<at::Device> where) {
+    return at::_ops::_to_copy::redispatch(keys & kBelowMode, self, dtype, layout, where, pin_memory,
+                                          non_blocking, memory_format);
+  };
+  if (session == nullptr || IsWrapper(self)) return below(device);
+  const Touch touch = session->Find(self).touch;
+  const bool to_trace = device.has_value() && device->is_privateuseone();
+  if (touch == Touch::kPlain || (touch == Touch::kKnown && !to_trace)) {
+    const ModeOff mode_off;
+    if (touch == Touch::kKnown) return RunAndRecord(*session, self, [&] { return below(device); });
+    // `idx.to(w.device)`: data on the trace device that is no checkpoint tensor's keeps its values.
+    return to_trace ? session->NewConstantTensor(below(c10::Device(c10::kCPU))) : below(device);
+  }
+  const ModeOff mode_off;
+  if (touch == Touch::kTrace && device.has_value() && !to_trace) {
+    if (const std::optional<at::Tensor> value =
+            session->ConstantValue(self, /*allow_uninitialised=*/false)) {
+      return value->to(at::TensorOptions(dtype.value_or(self.scalar_type())).device(device));
+    }
+  }
+  const at::Tensor meta =
+      at::_to_copy(MetaLike(self), at::TensorOptions().dtype(dtype).layout(layout),
+                   /*non_blocking=*/false, memory_format);
+  return RecordedCopyOf(*session, self, meta);
+}
+
+at::Tensor clone(c10::DispatchKeySet keys, const at::Tensor& self,
+                 std::optional<at::MemoryFormat> memory_format) {
+  TraceSession* const session = TraceSession::Current();
+  const auto below = [&] {
+    return at::_ops::clone::redispatch(keys & kBelowMode, self, memory_format);
+  };
+  if (session == nullptr || IsWrapper(self)) return below();
+  const TouchedStorage touched = session->Find(self);
+  if (touched.touch == Touch::kKnown) return RunAndRecord(*session, self, below);
+  const ModeOff mode_off;
+  if (IsKnown(touched)) return below();
+  return RecordedCopyOf(*session, self, at::clone(MetaLike(self), memory_format));
+}
+
+namespace {
+
+// `cat` and `stack`: shape and strides by meta, then one copy per part.
+template <typename Below, typename OnMeta, typename Part>
+at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMeta& on_meta,
+                const Part& part) {
+  TraceSession* const session = TraceSession::Current();
+  bool touches = false;
+  for (const at::Tensor& tensor : tensors) {
+    if (session == nullptr || IsWrapper(tensor)) return below();
+    touches |= session->Find(tensor).touch != Touch::kPlain;
+  }
+  const ModeOff mode_off;
+  if (!touches) return below();
+  std::vector<at::Tensor> metas;
+  for (const at::Tensor& tensor : tensors) metas.push_back(MetaLike(tensor));
+  const at::Tensor meta = on_meta(metas);
+  at::Tensor result = session->NewTemporary(meta.sizes(), meta.strides(), meta.scalar_type());
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const at::Tensor place = part(result, i);
+    if (session->Find(tensors[i]).touch == Touch::kPlain) {
+      session->RecordConstant(place, tensors[i].detach().to(place.scalar_type()));
+    } else {
+      session->RecordCopy(place, tensors[i], /*ran=*/false);
+    }
+  }
+  return result;
+}
+
+}  // namespace
+
+at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim) {
+  std::vector<at::Tensor> parts;
+  for (const at::Tensor& tensor : tensors) parts.push_back(tensor);
+  // torch skips empty one-dimensional tensors, whatever the rank of the others.
+  const auto skipped = [](const at::Tensor& tensor) {
+    return tensor.dim() == 1 && tensor.numel() == 0;
+  };
+  int64_t start = 0;
+  return Join(
+      parts, [&] { return at::_ops::cat::redispatch(keys & kBelowMode, tensors, dim); },
+      [&](const std::vector<at::Tensor>& metas) { return at::cat(metas, dim); },
+      [&](const at::Tensor& result, std::size_t i) {
+        if (skipped(parts[i])) return result.flatten().narrow(0, 0, 0);
+        const int64_t length = parts[i].size(dim);
+        start += length;
+        return result.narrow(dim, start - length, length);
+      });
+}
+
+at::Tensor stack(c10::DispatchKeySet keys, at::TensorList tensors, int64_t dim) {
+  return Join(
+      tensors.vec(), [&] { return at::_ops::stack::redispatch(keys & kBelowMode, tensors, dim); },
+      [&](const std::vector<at::Tensor>& metas) { return at::stack(metas, dim); },
+      [&](const at::Tensor& result, std::size_t i) {
+        return result.select(dim, static_cast<int64_t>(i));
+      });
+}
+
+at::Tensor _pin_memory(c10::DispatchKeySet keys, const at::Tensor& self,
+                       std::optional<at::Device> device) {
+  TraceSession* const session = TraceSession::Current();
+  if (session == nullptr || session->Find(self).touch == Touch::kPlain) {
+    return at::_ops::_pin_memory::redispatch(keys & kBelowMode, self, device);
+  }
+  return clone(keys, self, at::MemoryFormat::Preserve);
+}
+
+}  // namespace loadplan::kernels

@@ -1,0 +1,362 @@
+#include "backend/trace_session.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "backend/constant_value.h"
+#include "backend/convert.h"
+#include "backend/mode.h"
+#include "backend/trace_tensor.h"
+#include "geometry/overlap.h"
+#include "plan/resolve.h"
+
+namespace loadplan {
+namespace {
+
+thread_local std::shared_ptr<TraceSession> thread_session;
+
+void LeaveThread() {
+  c10::impl::tls_set_dispatch_key_included(kModeKey, false);
+  thread_session.reset();
+}
+
+const c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
+  const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
+}
+
+// The items of `from` repeated to `shape`, as `Tensor.expand` repeats them.
+MapSide BroadcastSide(const at::Tensor& from, const DimVector& shape) {
+  const auto itemsize = static_cast<Index>(from.element_size());
+  MapSide side{from.storage_offset() * itemsize, DimVector(shape.size(), 0), itemsize};
+  const auto sizes = from.sizes();
+  const auto strides = from.strides();
+  const std::size_t skip = shape.size() - sizes.size();
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == shape[skip + d]) side.byte_strides[skip + d] = strides[d] * itemsize;
+  }
+  return side;
+}
+
+MapSide SideOf(const at::Tensor& tensor) {
+  const auto itemsize = static_cast<Index>(tensor.element_size());
+  MapSide side{tensor.storage_offset() * itemsize, ToDimVector(tensor.strides()), itemsize};
+  for (Index& stride : side.byte_strides) stride *= itemsize;
+  return side;
+}
+
+Index SpanNbytes(at::IntArrayRef sizes, at::IntArrayRef strides, Index itemsize) {
+  Index last = 0;
+  for (std::size_t d = 0; d < sizes.size(); ++d) {
+    if (sizes[d] == 0) return 0;
+    last += (sizes[d] - 1) * strides[d];
+  }
+  return (last + 1) * itemsize;
+}
+
+constexpr char kComputed[] = "a tensor computed from checkpoint tensors";
+
+}  // namespace
+
+TraceSession::~TraceSession() { guards_.ReleaseAll(); }
+
+TraceSession* TraceSession::Current() {
+  TraceSession* const session = thread_session.get();
+  if (session != nullptr && !session->active()) {
+    LeaveThread();
+    return nullptr;
+  }
+  return session;
+}
+
+absl::Status TraceSession::Begin() {
+  if (Current() != nullptr) {
+    return absl::FailedPreconditionError("a trace pass is active in this thread already");
+  }
+  const std::vector<at::Tensor>& storages = targets_->storages();
+  num_targets_ = static_cast<StorageId>(storages.size());
+  for (StorageId id = 0; id < num_targets_; ++id) {
+    const c10::Storage& storage = storages[static_cast<std::size_t>(id)].storage();
+    log_.storages.push_back({StorageKind::kTarget, static_cast<Index>(storage.nbytes())});
+    writes_into_.push_back(0);
+    real_.emplace(
+        storage.unsafeGetStorageImpl(),
+        RealStorage{
+            id, c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), {}});
+    if (storage.device().is_meta()) continue;
+    if (const auto status = guards_.ForbidWrites(storage, targets_->NameOf(id)); !status.ok()) {
+      guards_.ReleaseAll();
+      return status;
+    }
+  }
+  active_.store(true, std::memory_order_release);
+  JoinThread();
+  return absl::OkStatus();
+}
+
+void TraceSession::JoinThread() {
+  thread_session = shared_from_this();
+  c10::impl::tls_set_dispatch_key_included(kModeKey, true);
+}
+
+void TraceSession::End() {
+  if (thread_session.get() == this) LeaveThread();
+  active_.store(false, std::memory_order_release);
+  guards_.ReleaseAll();
+}
+
+TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {
+  const c10::StorageImpl* const storage = StorageOf(tensor);
+  if (storage == nullptr) return {};
+  if (IsTraceTensor(tensor)) {
+    const TraceContext* const context = ContextOf(storage);
+    TORCH_CHECK(context != nullptr, "a tensor on device ", tensor.device(),
+                " belongs to another backend and cannot take part in a trace");
+    TORCH_CHECK(context->session.get() == this,
+                "a trace tensor of an earlier pass is used: the loader kept it from one call of "
+                "load_weights to the next; drop it when load_weights returns");
+    return {Touch::kTrace, context->storage};
+  }
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = real_.find(storage);
+  if (found == real_.end()) return {};
+  const RealStorage& real = found->second;
+  if (real.stale_copies.empty()) return {Touch::kKnown, real.id};
+  const StridedLayout layout = LayoutOf(tensor);
+  const ByteRange span = layout.Span();
+  for (const std::int32_t copy : real.stale_copies) {
+    const StridedMap& map = log_.copies[static_cast<std::size_t>(copy)].map;
+    const ByteRange other = map.ToSpan();
+    if (other.stop <= span.start || span.stop <= other.start) continue;
+    const absl::StatusOr<bool> overlaps = Overlaps(layout, map.ToLayout());
+    if (!overlaps.ok() || *overlaps) return {Touch::kStale, real.id};
+  }
+  return {Touch::kKnown, real.id};
+}
+
+at::Tensor TraceSession::NewCheckpointTensor(std::int32_t source, const std::string& name,
+                                             at::IntArrayRef sizes, at::ScalarType dtype) {
+  Index nbytes = static_cast<Index>(c10::elementSize(dtype));
+  for (const int64_t size : sizes) nbytes *= size;
+  const StorageId id = AddStorage({StorageKind::kCheckpoint, nbytes, source});
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (source_names_.size() <= static_cast<std::size_t>(source))
+    source_names_.resize(static_cast<std::size_t>(source) + 1);
+  source_names_[static_cast<std::size_t>(source)] = name;
+  return MakeTraceTensor(shared_from_this(), id, nbytes, "checkpoint tensor `" + name + "`", sizes,
+                         {}, dtype);
+}
+
+at::Tensor TraceSession::NewTemporary(at::IntArrayRef sizes, at::IntArrayRef strides,
+                                      at::ScalarType dtype) {
+  const Index nbytes = SpanNbytes(sizes, strides, static_cast<Index>(c10::elementSize(dtype)));
+  return MakeTraceTensor(shared_from_this(), NewTemporaryStorage(nbytes), nbytes, kComputed, sizes,
+                         strides, dtype);
+}
+
+StorageId TraceSession::NewTemporaryStorage(Index nbytes) {
+  return AddStorage({StorageKind::kTemporary, nbytes});
+}
+
+at::Tensor TraceSession::NewConstantTensor(const at::Tensor& value) {
+  const ModeOff mode_off;
+  const at::Tensor copy = value.cpu().clone(at::MemoryFormat::Contiguous);
+  const auto nbytes = static_cast<Index>(copy.nbytes());
+  StorageId id = -1;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    captured_.push_back(copy);
+    log_.storages.push_back(
+        {StorageKind::kConstant, nbytes, static_cast<std::int32_t>(captured_.size() - 1)});
+    writes_into_.resize(log_.storages.size());
+    id = static_cast<StorageId>(log_.storages.size() - 1);
+  }
+  return MakeTraceTensor(shared_from_this(), id, nbytes, "a constant on the trace device",
+                         copy.sizes(), {}, copy.scalar_type());
+}
+
+at::Tensor TraceSession::NewValueTensor(StorageId value, const ResultMeta& meta) {
+  const Index nbytes = log_.storages[static_cast<std::size_t>(value)].nbytes;
+  return MakeTraceTensor(shared_from_this(), value, nbytes, kComputed, meta.sizes, meta.strides,
+                         meta.dtype);
+}
+
+void TraceSession::RecordCopy(const at::Tensor& to, const at::Tensor& from, bool ran) {
+  if (to.numel() == 0) return;
+  const ModeOff mode_off;
+  CopyRecord record;
+  record.to_dtype = ToDType(to.scalar_type());
+  record.from_dtype = ToDType(from.scalar_type());
+  DimVector shape = ToDimVector(to.sizes());
+  MapSide from_side = BroadcastSide(from, shape);
+  record.map = StridedMap::Unchecked(std::move(shape), SideOf(to), std::move(from_side),
+                                     /*is_cast=*/record.to_dtype != record.from_dtype);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  record.from = Register(from);
+  record.to = Register(to);
+  Push(to, std::move(record), ran);
+}
+
+void TraceSession::RecordConstant(const at::Tensor& to, const at::Tensor& value) {
+  if (to.numel() == 0) return;
+  RecordCopy(to, NewConstantTensor(value), /*ran=*/false);
+}
+
+std::vector<StorageId> TraceSession::RecordNode(NodeRecord node,
+                                                std::shared_ptr<const OperatorNode> program) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto id = static_cast<std::int32_t>(log_.nodes.size());
+  node.time = static_cast<Index>(log_.copies.size());
+  std::int32_t output = 0;
+  for (const ResultMeta& meta : program->results) {
+    const Index nbytes =
+        SpanNbytes(meta.sizes, meta.strides, static_cast<Index>(c10::elementSize(meta.dtype)));
+    log_.storages.push_back({StorageKind::kValue, nbytes, id, output++});
+    node.outputs.push_back(static_cast<StorageId>(log_.storages.size() - 1));
+  }
+  writes_into_.resize(log_.storages.size());
+  std::vector<StorageId> outputs = node.outputs;
+  log_.nodes.push_back(std::move(node));
+  programs_.push_back(std::move(program));
+  return outputs;
+}
+
+void TraceSession::RecordValue(const at::Tensor& to, StorageId value, const ResultMeta& meta,
+                               bool ran) {
+  if (to.numel() == 0) return;
+  const ModeOff mode_off;
+  CopyRecord record;
+  record.to_dtype = record.from_dtype = ToDType(meta.dtype);
+  MapSide from_side{0, ToDimVector(meta.strides), static_cast<Index>(to.element_size())};
+  for (Index& stride : from_side.byte_strides) stride *= from_side.itemsize;
+  record.map = StridedMap::Unchecked(ToDimVector(to.sizes()), SideOf(to), std::move(from_side),
+                                     /*is_cast=*/false);
+  record.from = value;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  record.to = Register(to);
+  Push(to, std::move(record), ran);
+}
+
+void TraceSession::RecordRefusal(const std::string& op, const std::string& reason,
+                                 const std::string& where, const std::vector<at::Tensor>& tensors) {
+  RefusalRecord refusal{op, reason, where, {}, 0};
+  for (const at::Tensor& tensor : tensors) refusal.inputs.push_back(ReadOf(tensor));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  refusal.time = static_cast<Index>(log_.copies.size());
+  log_.refusals.push_back(std::move(refusal));
+}
+
+std::string TraceSession::Describe(const at::Tensor& tensor) const {
+  const TouchedStorage touched = Find(tensor);
+  if (touched.storage < 0) return "a real tensor";
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (IsTarget(touched.storage))
+    return absl::StrCat("target `", targets_->NameOf(touched.storage), "`");
+  const StorageRecord& record = log_.storages[static_cast<std::size_t>(touched.storage)];
+  if (record.kind == StorageKind::kCheckpoint) {
+    return absl::StrCat("checkpoint tensor `", source_names_[static_cast<std::size_t>(record.ref)],
+                        "`");
+  }
+  const SymbolicMemory memory(log_);
+  const auto names = memory.NamesBehind(touched.storage, LayoutOf(tensor).Span(),
+                                        static_cast<Index>(log_.copies.size()));
+  if (names.empty()) return "a tensor on the trace device";
+  return absl::StrCat("a tensor computed from checkpoint tensor `",
+                      source_names_[static_cast<std::size_t>(names.front())], "`",
+                      names.size() > 1 ? " and others" : "");
+}
+
+ReadRecord TraceSession::ReadOf(const at::Tensor& tensor) const {
+  return {Find(tensor).storage, LayoutOf(tensor), ToDType(tensor.scalar_type())};
+}
+
+std::optional<at::Tensor> TraceSession::ConstantValue(const at::Tensor& tensor,
+                                                      bool allow_uninitialised) {
+  const ModeOff mode_off;
+  const TouchedStorage touched = Find(tensor);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto storage = static_cast<std::size_t>(touched.storage);
+  const StorageRecord& record = log_.storages[storage];
+  if (writes_into_[storage] == 0) {
+    if (record.kind == StorageKind::kConstant) {
+      return at::empty({0}, at::TensorOptions().dtype(tensor.scalar_type()))
+          .set_(captured_[static_cast<std::size_t>(record.ref)].storage(), tensor.storage_offset(),
+                tensor.sizes(), tensor.strides())
+          .clone();
+    }
+    if (record.kind != StorageKind::kTemporary || !allow_uninitialised) return std::nullopt;
+  }
+  return GatherConstant(log_, captured_, touched.storage, tensor, allow_uninitialised);
+}
+
+std::vector<ReadRecord> TraceSession::LiveMirrors() const {
+  std::vector<ReadRecord> mirrors;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [impl, real] : real_) {
+    if (IsTarget(real.id) || real.stale_copies.empty()) continue;
+    const auto strong = real.storage.lock();
+    if (strong == nullptr || strong.use_count() == 1) continue;
+    for (const std::int32_t copy : real.stale_copies) {
+      const CopyRecord& record = log_.copies[static_cast<std::size_t>(copy)];
+      mirrors.push_back({real.id, record.map.ToLayout(), record.to_dtype});
+    }
+  }
+  return mirrors;
+}
+
+StorageId TraceSession::AddStorage(StorageRecord record) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  log_.storages.push_back(record);
+  writes_into_.push_back(0);
+  return static_cast<StorageId>(log_.storages.size() - 1);
+}
+
+StorageId TraceSession::Register(const at::Tensor& tensor) {
+  const c10::Storage& storage = tensor.storage();
+  c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
+  if (IsTraceTensor(tensor)) return ContextOf(impl)->storage;
+  const auto found = real_.find(impl);
+  if (found != real_.end()) return found->second.id;
+  const auto nbytes = static_cast<Index>(storage.nbytes());
+  StorageRecord record{StorageKind::kScratch, nbytes};
+  if (storage.device().is_meta()) {
+    record.kind = StorageKind::kTemporary;
+  } else {
+    captured_.push_back(
+        at::empty({0}, at::TensorOptions().dtype(at::kByte).device(storage.device()))
+            .set_(storage, 0, {nbytes}, {1})
+            .clone());
+    record.ref = static_cast<std::int32_t>(captured_.size() - 1);
+  }
+  log_.storages.push_back(record);
+  writes_into_.push_back(0);
+  const auto id = static_cast<StorageId>(log_.storages.size() - 1);
+  real_.emplace(
+      impl,
+      RealStorage{id, c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), {}});
+  return id;
+}
+
+void TraceSession::Push(const at::Tensor& to, CopyRecord record, bool ran) {
+  ++writes_into_[static_cast<std::size_t>(record.to)];
+  const auto copy = static_cast<std::int32_t>(log_.copies.size());
+  log_.copies.push_back(std::move(record));
+  if (ran || IsTraceTensor(to)) return;
+  const c10::Storage& storage = to.storage();
+  RealStorage& real = real_.find(storage.unsafeGetStorageImpl())->second;
+  const bool first = real.stale_copies.empty();
+  real.stale_copies.push_back(copy);
+  if (!first || storage.device().is_meta()) return;
+  guards_.ForbidReads(
+      storage,
+      absl::StrCat(
+          IsTarget(real.id) ? "`" + targets_->NameOf(real.id) + "`" : std::string("a tensor"),
+          " holds bytes of a checkpoint tensor that is only traced: its memory cannot be "
+          "read through a raw pointer until the pass ends"));
+}
+
+}  // namespace loadplan

@@ -1,0 +1,129 @@
+// TraceSession: one pass. It knows every storage that takes part, keeps the log of
+// what was written into which, and guards the live memory.
+#ifndef LOADPLAN_BACKEND_TRACE_SESSION_H_
+#define LOADPLAN_BACKEND_TRACE_SESSION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "backend/operator_node.h"
+#include "backend/storage_guard.h"
+#include "backend/target_set.h"
+#include "plan/records.h"
+
+namespace loadplan {
+
+// How an argument of an operator takes part in the pass.
+enum class Touch : std::uint8_t {
+  kPlain,  // not at all: a real tensor that the pass never wrote or derived from live bytes
+  kKnown,  // a real tensor whose memory holds what the loader would read there, but whose
+           // bytes have a history (live before the update, computed from live bytes)
+  kStale,  // a real tensor whose memory does not hold what the loader would read
+  kTrace,  // a trace tensor
+};
+
+struct TouchedStorage {
+  Touch touch = Touch::kPlain;
+  StorageId storage = -1;
+};
+
+class TraceSession : public std::enable_shared_from_this<TraceSession> {
+ public:
+  explicit TraceSession(std::shared_ptr<const TargetSet> targets) : targets_(std::move(targets)) {}
+  ~TraceSession();
+
+  // The session of the calling thread's pass; nullptr outside a pass. A thread
+  // whose pass has ended is switched off by this call.
+  static TraceSession* Current();
+
+  // Guards the targets and switches tracing on in the calling thread.
+  absl::Status Begin();
+  // Lets the calling thread take part until the session ends.
+  void JoinThread();
+  // Ends the pass for every thread and opens the guards.
+  void End();
+  bool active() const { return active_.load(std::memory_order_acquire); }
+
+  TouchedStorage Find(const at::Tensor& tensor) const;
+  bool IsTarget(StorageId storage) const { return storage < num_targets_ && storage >= 0; }
+
+  // A trace tensor for checkpoint tensor `source` of the plan.
+  at::Tensor NewCheckpointTensor(std::int32_t source, const std::string& name,
+                                 at::IntArrayRef sizes, at::ScalarType dtype);
+  // A trace tensor over new memory that nothing has written.
+  at::Tensor NewTemporary(at::IntArrayRef sizes, at::IntArrayRef strides, at::ScalarType dtype);
+  // New memory of `nbytes` for the device's allocator.
+  StorageId NewTemporaryStorage(Index nbytes);
+  // A trace tensor that holds a captured value.
+  at::Tensor NewConstantTensor(const at::Tensor& value);
+
+  // `to` becomes a copy (a cast where dtypes differ) of `from`; both tensors have
+  // equal sizes. Registers `to` where it is a real tensor the pass has not met. Live memory is not
+  // written; `ran` says that the caller did write it for real.
+  void RecordCopy(const at::Tensor& to, const at::Tensor& from, bool ran);
+  // The same from a captured value, broadcast to `to`.
+  void RecordConstant(const at::Tensor& to, const at::Tensor& value);
+  // Adds a node; returns for each result the storage of its value (in result order).
+  std::vector<StorageId> RecordNode(NodeRecord node, std::shared_ptr<const OperatorNode> program);
+  // `to` becomes result `value` of a node, which is laid out as `meta`.
+  void RecordValue(const at::Tensor& to, StorageId value, const ResultMeta& meta, bool ran);
+  at::Tensor NewValueTensor(StorageId value, const ResultMeta& meta);
+  // Records that the bytes of `tensors` were asked for: the names behind them are fallbacks.
+  void RecordRefusal(const std::string& op, const std::string& reason, const std::string& where,
+                     const std::vector<at::Tensor>& tensors);
+
+  // What a message calls `tensor`: "checkpoint tensor `x`", "target `w`", ...
+  std::string Describe(const at::Tensor& tensor) const;
+  ReadRecord ReadOf(const at::Tensor& tensor) const;
+  // The value of a tensor all of whose bytes are captured constants (or nobody's,
+  // where `allow_uninitialised`); nullopt where a byte is not.
+  std::optional<at::Tensor> ConstantValue(const at::Tensor& tensor, bool allow_uninitialised);
+
+  // Real memory that was written in the pass without being run, is no target, and
+  // is still alive: mirrors. Called after End.
+  std::vector<ReadRecord> LiveMirrors() const;
+
+  StorageGuards& guards() { return guards_; }
+  const RecordLog& log() const { return log_; }
+  const TargetSet& targets() const { return *targets_; }
+  const std::vector<at::Tensor>& captured() const { return captured_; }
+  const std::shared_ptr<const OperatorNode>& program(NodeId node) const {
+    return programs_[static_cast<std::size_t>(node)];
+  }
+
+ private:
+  struct RealStorage {
+    StorageId id = -1;
+    c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
+    std::vector<std::int32_t> stale_copies;             // records that were not run on the memory
+  };
+
+  StorageId AddStorage(StorageRecord record);
+  // The id of the storage behind `tensor`, registering a real one. Holds the mutex.
+  StorageId Register(const at::Tensor& tensor);
+  void Push(const at::Tensor& to, CopyRecord record, bool ran);
+
+  const std::shared_ptr<const TargetSet> targets_;
+  StorageId num_targets_ = 0;
+  std::atomic<bool> active_{false};
+  mutable std::mutex mutex_;
+  RecordLog log_;
+  std::vector<std::int32_t> writes_into_;  // copy records per storage
+  absl::flat_hash_map<const c10::StorageImpl*, RealStorage> real_;
+  std::vector<at::Tensor> captured_;
+  std::vector<std::shared_ptr<const OperatorNode>> programs_;
+  std::vector<std::string> source_names_;
+  StorageGuards guards_;
+};
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_BACKEND_TRACE_SESSION_H_

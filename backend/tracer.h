@@ -1,0 +1,95 @@
+// Tracer: runs the passes of a trace and turns the last one into a plan.
+//
+// The caller owns the loop, because loaders are Python (or C++) functions:
+//
+//   auto tracer = Tracer::Create(metas, targets).value();
+//   for (;;) {
+//     tracer->BeginPass();                      // tracing is on in this thread
+//     std::string error;                        // "" unless the loader raised
+//     try { load_weights(names and tensors of tracer->pass()); } catch (...) { ... }
+//     auto verdict = tracer->EndPass(error);    // tracing is off again
+//     if (verdict.kind == PassVerdict::kDone) break;
+//     if (verdict.kind == PassVerdict::kRefuse) return verdict.message;
+//   }                                           // kRepeat: once more without some names
+//   auto plan = tracer->BuildPlan(OverlapPolicy::kFallback);
+#ifndef LOADPLAN_BACKEND_TRACER_H_
+#define LOADPLAN_BACKEND_TRACER_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "backend/target_set.h"
+#include "backend/traced_plan.h"
+
+namespace loadplan {
+
+class TraceSession;
+
+// A checkpoint tensor as declared (`ParamMeta` in Python).
+struct SourceMeta {
+  std::string name;
+  std::vector<int64_t> shape;
+  at::ScalarType dtype = at::ScalarType::Float;
+};
+
+// What a pass gives the loader: names by index into the metas, each with a trace tensor.
+struct PassTensor {
+  int32_t source = -1;
+  at::Tensor tensor;
+};
+
+struct PassVerdict {
+  enum Kind { kDone, kRepeat, kRefuse };
+  Kind kind = kDone;
+  std::string message;  // kRefuse: the error, with the current name and the loader's own words
+};
+
+class Tracer {
+ public:
+  // InvalidArgument: a name declared twice, a negative extent, a dtype without a size.
+  static absl::StatusOr<std::unique_ptr<Tracer>> Create(std::vector<SourceMeta> metas,
+                                                        std::shared_ptr<const TargetSet> targets);
+  ~Tracer();
+
+  // Starts a pass on the calling thread. FailedPrecondition: a pass is active in
+  // this thread or over one of the target storages (names it), or another backend
+  // owns the PrivateUse1 slot.
+  absl::Status BeginPass();
+  // The tensors of the current pass, in declared order, without the names that earlier passes gave
+  // up.
+  const std::vector<PassTensor>& pass() const;
+  // Tells which name the loader was given last; for error messages only.
+  void SetCurrent(int32_t source);
+  // Records that `op` needed the value of a trace tensor (for reads that torch
+  // refuses before any kernel of ours: `numpy()`, `param.data = w`).
+  void Refuse(const at::Tensor& tensor, const std::string& op, const std::string& where);
+  // Lets another thread take part in the pass, until the pass ends.
+  void JoinThread();
+  // Ends the pass; `error` is what the loader raised, "" if it returned.
+  PassVerdict EndPass(const std::string& error);
+  // Ends the pass without a verdict (a context manager that repeats nothing).
+  void AbandonPass();
+
+  int num_passes() const;
+  // Gives a name up before or between passes.
+  void MarkFallback(int32_t source, const std::string& reason);
+
+  // The plan of the last complete pass. Errors as BuildLoadPlan.
+  absl::StatusOr<std::shared_ptr<const TracedPlan>> BuildPlan(OverlapPolicy overlaps);
+
+  const std::vector<SourceMeta>& metas() const;
+  const std::shared_ptr<const TargetSet>& targets() const;
+
+ private:
+  Tracer();
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_BACKEND_TRACER_H_
