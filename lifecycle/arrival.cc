@@ -1,0 +1,57 @@
+#include "lifecycle/arrival.h"
+
+#include <c10/core/DispatchKey.h>
+#include <fnmatch.h>
+
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "backend/convert.h"
+
+namespace loadplan {
+namespace {
+
+// What is wrong with the kind of tensor; empty where nothing is.
+std::string_view KindProblem(const at::Tensor& tensor) {
+  if (!tensor.defined()) return "is undefined";
+  if (tensor.key_set().has(c10::DispatchKey::Python)) {
+    return "is a tensor subclass that hides its memory; send its plain (local) tensor";
+  }
+  if (tensor.layout() != at::kStrided || tensor.is_quantized()) {
+    return "is sparse or quantised; send a plain strided tensor";
+  }
+  if (tensor.is_privateuseone()) return "is a trace tensor, which holds no data";
+  return "";
+}
+
+}  // namespace
+
+absl::Status CheckDeclared(const SourceTensor& declared, const at::Tensor& tensor,
+                           bool needs_memory) {
+  const auto refuse = [&](const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat("`", declared.name, "` ", what));
+  };
+  if (const std::string_view problem = KindProblem(tensor); !problem.empty()) {
+    return refuse(std::string(problem));
+  }
+  const at::IntArrayRef shape(declared.shape.data(), declared.shape.size());
+  if (tensor.sizes() != shape) {
+    return refuse(absl::StrCat("arrived with shape [", absl::StrJoin(tensor.sizes(), ", "),
+                               "], expected [", absl::StrJoin(shape, ", "),
+                               "]; send it as declared, or declare what is sent and plan again"));
+  }
+  if (tensor.scalar_type() != ToScalarType(declared.dtype)) {
+    return refuse(absl::StrCat("arrived as ", ToDType(tensor.scalar_type()).name.data(),
+                               ", expected ", std::string(declared.dtype.name),
+                               "; send it as declared, or declare what is sent and plan again"));
+  }
+  if (needs_memory && tensor.is_meta()) return refuse("arrived on meta, where it holds no data");
+  return absl::OkStatus();
+}
+
+bool MatchesPattern(const std::string& pattern, const std::string& name) {
+  return fnmatch(pattern.c_str(), name.c_str(), 0) == 0;
+}
+
+}  // namespace loadplan

@@ -1,0 +1,246 @@
+#include "lifecycle/byte_copy.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/flip.h>
+#include <c10/core/TensorImpl.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_format.h"
+#include "backend/convert.h"
+
+namespace loadplan {
+namespace {
+
+// From here on torch's parallel copy is faster than a loop in this thread.
+constexpr Index kParallelNbytes = Index{1} << 20;
+
+template <std::size_t kItemsize>
+void CopyItems(std::byte* to, const std::byte* from, Index count, Index to_stride,
+               Index from_stride) {
+  for (Index i = 0; i < count; ++i) {
+    std::memcpy(to + i * to_stride, from + i * from_stride, kItemsize);
+  }
+}
+
+void CopyRow(std::byte* to, const std::byte* from, Index count, Index to_stride, Index from_stride,
+             Index itemsize) {
+  switch (itemsize) {
+    case 1:
+      return CopyItems<1>(to, from, count, to_stride, from_stride);
+    case 2:
+      return CopyItems<2>(to, from, count, to_stride, from_stride);
+    case 4:
+      return CopyItems<4>(to, from, count, to_stride, from_stride);
+    case 8:
+      return CopyItems<8>(to, from, count, to_stride, from_stride);
+    default:
+      break;
+  }
+  for (Index i = 0; i < count; ++i) {
+    std::memcpy(to + i * to_stride, from + i * from_stride, static_cast<std::size_t>(itemsize));
+  }
+}
+
+// Dimensions `dim` and after it, at one position of those before.
+void CopyDims(const StridedMap& map, std::size_t dim, std::byte* to, const std::byte* from) {
+  const std::size_t rank = map.shape().size();
+  if (rank == 0) {
+    std::memcpy(to, from, static_cast<std::size_t>(map.to().itemsize));
+    return;
+  }
+  const Index count = map.shape()[dim];
+  const Index to_stride = map.to().byte_strides[dim];
+  const Index from_stride = map.from().byte_strides[dim];
+  if (dim + 1 == rank) return CopyRow(to, from, count, to_stride, from_stride, map.to().itemsize);
+  for (Index i = 0; i < count; ++i) {
+    CopyDims(map, dim + 1, to + i * to_stride, from + i * from_stride);
+  }
+}
+
+std::byte* MutableAddress(const ByteSide& side) {
+  // Not data_ptr(): only this call separates a storage that shares its memory copy-on-write.
+  return static_cast<std::byte*>(side.tensor.storage().mutable_data()) + side.byte_offset;
+}
+const std::byte* Address(const ByteSide& side) {
+  return static_cast<const std::byte*>(side.tensor.storage().data()) + side.byte_offset;
+}
+
+// The largest item in whose units every offset and stride of `side` can be told.
+Index CommonUnit(const MapSide& side, const ByteSide& bytes, Index unit) {
+  unit = std::gcd(unit, side.itemsize);
+  unit = std::gcd(unit, bytes.byte_offset + side.byte_offset);
+  for (const Index stride : side.byte_strides) unit = std::gcd(unit, stride);
+  if (bytes.tensor.is_cpu()) {
+    const auto base = reinterpret_cast<std::uintptr_t>(bytes.tensor.storage().data());
+    unit = std::gcd(unit, static_cast<Index>(base & 7U));
+  }
+  return unit;
+}
+
+at::ScalarType IntegerOf(Index itemsize) {
+  switch (itemsize) {
+    case 2:
+      return at::kShort;
+    case 4:
+      return at::kInt;
+    case 8:
+      return at::kLong;
+    default:
+      return at::kByte;
+  }
+}
+
+// `map_side` as a tensor. Torch has no negative strides: those dimensions are read from their
+// low end and flipped, which makes a copy, so only a source may have them.
+at::Tensor ViewOfSide(const ByteSide& bytes, const DimVector& shape, const MapSide& map_side,
+                      at::ScalarType dtype) {
+  Index byte_offset = map_side.byte_offset;
+  DimVector byte_strides = map_side.byte_strides;
+  std::vector<int64_t> flipped;
+  for (std::size_t d = 0; d < shape.size(); ++d) {
+    if (byte_strides[d] >= 0) continue;
+    byte_offset += byte_strides[d] * (shape[d] - 1);
+    byte_strides[d] = -byte_strides[d];
+    flipped.push_back(static_cast<int64_t>(d));
+  }
+  const at::Tensor view = ViewOf(
+      bytes, StridedLayout::Unchecked(byte_offset, shape, byte_strides, map_side.itemsize), dtype);
+  return flipped.empty() ? view : at::flip(view, flipped);
+}
+
+// `side` with its items seen as `count` units each, in a last dimension of their own.
+MapSide InUnits(MapSide side, Index unit) {
+  side.byte_strides.push_back(unit);
+  side.itemsize = unit;
+  return side;
+}
+
+void CopyBytesByViews(const StridedMap& map, const ByteSide& to, const ByteSide& from) {
+  const Index unit = CommonUnit(map.to(), to, CommonUnit(map.from(), from, 8));
+  DimVector shape = map.shape();
+  shape.push_back(map.to().itemsize / unit);
+  const at::ScalarType dtype = IntegerOf(unit);
+  const at::Tensor source = ViewOfSide(from, shape, InUnits(map.from(), unit), dtype);
+  ViewOfSide(to, shape, InUnits(map.to(), unit), dtype).copy_(source);
+}
+
+void CopyBytes(const StridedMap& map, const ByteSide& to, const ByteSide& from) {
+  const StridedMap loops = Coalesce(map);
+  if (!to.tensor.is_cpu() || !from.tensor.is_cpu() || loops.nbytes() >= kParallelNbytes) {
+    return CopyBytesByViews(loops, to, from);
+  }
+  CopyDims(loops, 0, MutableAddress(to) + loops.to().byte_offset,
+           Address(from) + loops.from().byte_offset);
+}
+
+// Whether a view with elements of the item's size can show `side`.
+bool IsAligned(const MapSide& side, const ByteSide& bytes) {
+  if ((bytes.byte_offset + side.byte_offset) % side.itemsize != 0) return false;
+  return std::ranges::all_of(side.byte_strides,
+                             [&](Index stride) { return stride % side.itemsize == 0; });
+}
+
+void CopyCasting(const StridedMap& map, std::span<const DType> casts, const ByteSide& to,
+                 const ByteSide& from) {
+  ByteSide source = from;
+  StridedMap pairs = map;
+  if (!IsAligned(map.from(), from)) {
+    source = ByteSide::OfStorage(
+        NewBytes(map.num_elements() * map.from().itemsize, from.tensor.device()));
+    CopyBytes(PackedTo(map), source, from);
+    pairs = PackedFrom(map);
+  }
+  at::Tensor value = ViewOfSide(source, pairs.shape(), pairs.from(), ToScalarType(casts.front()));
+  for (const DType& step : casts.subspan(1, casts.size() - 2)) {
+    at::Tensor next = at::empty(value.sizes(), value.options().dtype(ToScalarType(step)));
+    value = next.copy_(value);
+  }
+  ViewOfSide(to, pairs.shape(), pairs.to(), ToScalarType(casts.back())).copy_(value);
+}
+
+absl::Status CheckReach(const char* side, const ByteRange& span, const ByteSide& bytes) {
+  if (span.start >= 0 && span.stop <= bytes.nbytes()) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrFormat("a planned copy %s bytes [%d, %d) of a storage of %d bytes; plan again", side,
+                      span.start, span.stop, bytes.nbytes()));
+}
+
+DimVector PackedStrides(const DimVector& shape, Index itemsize) {
+  DimVector strides(shape.size());
+  Index stride = itemsize;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= shape[d];
+  }
+  return strides;
+}
+
+}  // namespace
+
+ByteSide ByteSide::OfElements(at::Tensor tensor) {
+  const Index offset = tensor.storage_offset() * static_cast<Index>(tensor.element_size());
+  return {std::move(tensor), offset};
+}
+
+Index ByteSide::nbytes() const {
+  return static_cast<Index>(tensor.storage().nbytes()) - byte_offset;
+}
+
+absl::Status CopyMapped(const StridedMap& map, std::span<const DType> casts, const ByteSide& to,
+                        const ByteSide& from) {
+  if (map.empty()) return absl::OkStatus();
+  if (absl::Status status = CheckReach("writes", map.ToSpan(), to); !status.ok()) return status;
+  if (absl::Status status = CheckReach("reads", map.FromSpan(), from); !status.ok()) return status;
+  try {
+    if (casts.size() < 2) {
+      CopyBytes(map, to, from);
+    } else {
+      CopyCasting(map, casts, to, from);
+    }
+  } catch (const c10::Error& error) {
+    return absl::InternalError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+  return absl::OkStatus();
+}
+
+StridedMap PackedTo(const StridedMap& map) {
+  const Index itemsize = map.from().itemsize;
+  MapSide packed{0, PackedStrides(map.shape(), itemsize), itemsize};
+  return StridedMap::Unchecked(map.shape(), std::move(packed), map.from(), /*is_cast=*/false);
+}
+
+StridedMap PackedFrom(const StridedMap& map) {
+  const Index itemsize = map.from().itemsize;
+  MapSide packed{0, PackedStrides(map.shape(), itemsize), itemsize};
+  return StridedMap::Unchecked(map.shape(), map.to(), std::move(packed), map.is_cast());
+}
+
+at::Tensor ViewOf(const ByteSide& side, const StridedLayout& layout, at::ScalarType dtype) {
+  const auto itemsize = static_cast<Index>(c10::elementSize(dtype));
+  const auto key = c10::computeDispatchKey(dtype, at::kStrided, side.tensor.device());
+  at::Tensor view = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(side.tensor.storage()),
+                                                             c10::DispatchKeySet(key),
+                                                             c10::scalarTypeToTypeMeta(dtype));
+  std::vector<int64_t> strides(layout.byte_strides().begin(), layout.byte_strides().end());
+  for (int64_t& stride : strides) stride /= itemsize;
+  const at::IntArrayRef sizes(layout.shape().data(), layout.shape().size());
+  view.unsafeGetTensorImpl()->set_sizes_and_strides(
+      sizes, strides, (side.byte_offset + layout.byte_offset()) / itemsize);
+  return view;
+}
+
+at::Tensor NewBytes(Index nbytes, at::Device device) {
+  return at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+}  // namespace loadplan

@@ -1,0 +1,43 @@
+// EagerCollection: the checkpoint tensors of an update that goes through the loader, kept
+// until they are all there.
+//
+// A plan with fallbacks makes one eager `load_weights` call with every name, which leaves by
+// definition what eager leaves.
+#ifndef LOADPLAN_LIFECYCLE_EAGER_COLLECTION_H_
+#define LOADPLAN_LIFECYCLE_EAGER_COLLECTION_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "plan/load_plan.h"
+
+namespace loadplan {
+
+class EagerCollection {
+ public:
+  // `plan` must outlive the collection. Tensors are kept on `device`.
+  EagerCollection(const LoadPlan& plan, at::Device device) : plan_(plan), device_(device) {}
+
+  // Keeps bytes of its own: the sender may reuse its buffer. Raises what torch raises.
+  void Add(std::int32_t source, const at::Tensor& tensor);
+
+  // The names in the order of the call, each with its tensor, which the collection gives away:
+  // declared order, except that names which overlap one another share their places out in the
+  // order in which they arrived.
+  //
+  // Example: `a`, `b`, `c` declared, `a` and `c` overlap, arrived as c, a, b: c, b, a.
+  std::vector<std::pair<std::int32_t, at::Tensor>> Take();
+
+ private:
+  const LoadPlan& plan_;
+  at::Device device_;
+  std::vector<std::pair<std::int32_t, at::Tensor>> arrived_;
+};
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_LIFECYCLE_EAGER_COLLECTION_H_

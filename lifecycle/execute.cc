@@ -1,0 +1,243 @@
+#include "lifecycle/execute.h"
+
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "backend/convert.h"
+
+namespace loadplan {
+namespace {
+
+template <typename Vector, typename I>
+auto& At(Vector& vector, I index) {
+  return vector[static_cast<std::size_t>(index)];
+}
+
+// Strides of dimensions with one element say nothing about where elements lie.
+bool SameStrides(const at::Tensor& tensor, const std::vector<int64_t>& strides) {
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) != 1 && tensor.stride(d) != At(strides, d)) return false;
+  }
+  return true;
+}
+
+bool ReadsLive(const WriteItem& item) { return item.origin.kind == OriginKind::kLiveBefore; }
+
+}  // namespace
+
+PlanExecutor::PlanExecutor(std::shared_ptr<const TracedPlan> traced,
+                           std::shared_ptr<const TargetSet> targets)
+    : traced_(std::move(traced)), targets_(std::move(targets)), plan_(traced_->plan) {
+  if (!targets_->storages().empty()) device_ = targets_->storages().front().device();
+  IndexPrograms();
+}
+
+bool PlanExecutor::ReadsLiveBytes(const LoadPlan& plan) {
+  if (!plan.live_copies().empty()) return true;
+  return std::ranges::any_of(plan.programs(), [](const Program& program) {
+    return std::ranges::any_of(program.inputs, [](const ProgramInput& input) {
+      return std::ranges::any_of(input.pieces, ReadsLive);
+    });
+  });
+}
+
+void PlanExecutor::IndexPrograms() {
+  programs_.resize(plan_.programs().size());
+  for (std::int32_t p = 0; p < static_cast<std::int32_t>(programs_.size()); ++p) {
+    const Program& program = At(plan_.programs(), p);
+    At(programs_, p).num_missing = program.names.size();
+    At(programs_, p).inputs.resize(program.inputs.size());
+    for (const std::int32_t name : program.names) programs_of_source_[name].push_back(p);
+    for (std::int32_t i = 0; i < static_cast<std::int32_t>(program.inputs.size()); ++i) {
+      const auto& pieces = At(program.inputs, i).pieces;
+      for (std::int32_t k = 0; k < static_cast<std::int32_t>(pieces.size()); ++k) {
+        const Origin& origin = At(pieces, k).origin;
+        const PieceRef ref{p, i, k};
+        switch (origin.kind) {
+          case OriginKind::kCheckpoint:
+            pieces_of_source_[origin.index].push_back(ref);
+            break;
+          case OriginKind::kValue:
+            pieces_of_program_[origin.index].push_back(ref);
+            break;
+          case OriginKind::kConstant:
+          case OriginKind::kLiveBefore:
+            early_pieces_.push_back(ref);
+            break;
+        }
+      }
+    }
+  }
+  for (std::int32_t w = 0; w < static_cast<std::int32_t>(plan_.value_writes().size()); ++w) {
+    writes_of_program_[At(plan_.value_writes(), w).origin.index].push_back(w);
+  }
+}
+
+absl::Status PlanExecutor::Begin() {
+  for (const WriteItem& item : plan_.live_copies()) {
+    const StridedMap packed = PackedTo(item.map);
+    at::Tensor bytes =
+        NewBytes(packed.nbytes(), At(targets_->storages(), item.origin.index).device());
+    absl::Status status =
+        CopyMapped(packed, {}, ByteSide::OfStorage(bytes), TargetSide(item.origin.index));
+    if (!status.ok()) return status;
+    live_bytes_.push_back(std::move(bytes));
+  }
+  for (const PieceRef& ref : early_pieces_) {
+    const Origin& origin = PieceOf(ref).origin;
+    const ByteSide from = origin.kind == OriginKind::kLiveBefore
+                              ? TargetSide(origin.index)
+                              : ByteSide::OfElements(traced_->constants.at(origin.index));
+    if (absl::Status status = Gather(ref, from); !status.ok()) return status;
+  }
+  std::vector<std::int32_t> nameless;
+  for (std::int32_t p = 0; p < static_cast<std::int32_t>(programs_.size()); ++p) {
+    if (At(programs_, p).num_missing == 0) nameless.push_back(p);
+  }
+  return RunReadyPrograms(std::move(nameless));
+}
+
+absl::Status PlanExecutor::Deliver(std::int32_t entry, const at::Tensor& tensor) {
+  const auto pieces = pieces_of_source_.find(entry);
+  const auto waiting = programs_of_source_.find(entry);
+  const std::span<const WriteItem> writes = plan_.writes_of(entry);
+  if (!writes.empty() || pieces != pieces_of_source_.end()) {
+    // A plan speaks of row-major tensors; a sender may hand over any view.
+    const ByteSide from = ByteSide::OfElements(tensor.resolve_conj().resolve_neg().contiguous());
+    for (const WriteItem& item : writes) {
+      if (absl::Status status = Write(item, from); !status.ok()) return status;
+    }
+    if (pieces != pieces_of_source_.end()) {
+      if (absl::Status status = GatherAll(pieces->second, from); !status.ok()) return status;
+    }
+  }
+  if (waiting == programs_of_source_.end()) return absl::OkStatus();
+  std::vector<std::int32_t> ready;
+  for (const std::int32_t program : waiting->second) {
+    if (--At(programs_, program).num_missing == 0) ready.push_back(program);
+  }
+  return RunReadyPrograms(std::move(ready));
+}
+
+absl::Status PlanExecutor::Finish() {
+  for (const WriteItem& item : plan_.constants()) {
+    const ByteSide from = ByteSide::OfElements(traced_->constants.at(item.origin.index));
+    if (absl::Status status = Write(item, from); !status.ok()) return status;
+  }
+  for (std::size_t i = 0; i < live_bytes_.size(); ++i) {
+    WriteItem item = plan_.live_copies()[i];
+    item.map = PackedFrom(item.map);
+    absl::Status status = Write(item, ByteSide::OfStorage(std::move(live_bytes_[i])));
+    if (!status.ok()) return status;
+  }
+  live_bytes_.clear();
+  return absl::OkStatus();
+}
+
+const WriteItem& PlanExecutor::PieceOf(const PieceRef& ref) const {
+  return At(At(At(plan_.programs(), ref.program).inputs, ref.input).pieces, ref.piece);
+}
+
+absl::Status PlanExecutor::Gather(const PieceRef& ref, const ByteSide& from) {
+  at::Tensor& buffer = At(At(programs_, ref.program).inputs, ref.input);
+  if (!buffer.defined()) {
+    const ProgramInput& input = At(At(plan_.programs(), ref.program).inputs, ref.input);
+    buffer = NewBytes(input.layout.Span().stop, device_);
+  }
+  const WriteItem& piece = PieceOf(ref);
+  return CopyMapped(piece.map, piece.casts, ByteSide::OfStorage(buffer), from);
+}
+
+absl::Status PlanExecutor::GatherAll(const std::vector<PieceRef>& pieces, const ByteSide& from) {
+  for (const PieceRef& ref : pieces) {
+    if (absl::Status status = Gather(ref, from); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlanExecutor::Write(const WriteItem& item, const ByteSide& from) {
+  absl::Status status = CopyMapped(item.map, item.casts, TargetSide(item.target), from);
+  if (status.ok()) written_nbytes_ += item.map.nbytes();
+  return status;
+}
+
+// A program comes after those it reads, and its names contain theirs: in ascending order
+// everything it reads has run.
+absl::Status PlanExecutor::RunReadyPrograms(std::vector<std::int32_t> candidates) {
+  std::ranges::sort(candidates);
+  for (const std::int32_t program : candidates) {
+    if (absl::Status status = RunProgram(program); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlanExecutor::RunProgram(std::int32_t index) {
+  std::vector<at::Tensor> results;
+  absl::Status status = Compute(index, results);
+  At(programs_, index).inputs.clear();
+  if (!status.ok()) {
+    return absl::InternalError(
+        absl::StrCat("`", At(plan_.programs(), index).op,
+                     "` failed when it was run again: ", std::string(status.message())));
+  }
+  return UseResults(index, results);
+}
+
+absl::Status PlanExecutor::Compute(std::int32_t index, std::vector<at::Tensor>& results) {
+  const Program& program = At(plan_.programs(), index);
+  const auto node = traced_->nodes.find(program.node);
+  if (node == traced_->nodes.end()) return absl::InternalError("the plan lost it; plan again");
+  try {
+    std::vector<at::Tensor> inputs;
+    for (std::size_t i = 0; i < program.inputs.size(); ++i) {
+      at::Tensor& buffer = At(programs_, index).inputs[i];
+      // An input without elements has no pieces.
+      if (!buffer.defined()) buffer = NewBytes(program.inputs[i].layout.Span().stop, device_);
+      inputs.push_back(ViewOf(ByteSide::OfStorage(buffer), program.inputs[i].layout,
+                              ToScalarType(program.inputs[i].dtype)));
+    }
+    results = node->second->Run(inputs);
+    for (std::size_t i = 0; i < results.size() && i < node->second->results.size(); ++i) {
+      const ResultMeta& meta = node->second->results[i];
+      if (!results[i].defined() || SameStrides(results[i], meta.strides)) continue;
+      // The plan addresses a result by the strides that the trace saw.
+      at::Tensor restrided = at::empty_strided(meta.sizes, meta.strides, results[i].options());
+      results[i] = restrided.copy_(results[i]);
+    }
+  } catch (const c10::Error& error) {
+    return absl::InternalError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status PlanExecutor::UseResults(std::int32_t index, const std::vector<at::Tensor>& results) {
+  const auto side_of = [&](const Origin& origin) {
+    return ByteSide::OfElements(At(results, origin.output));
+  };
+  if (const auto found = writes_of_program_.find(index); found != writes_of_program_.end()) {
+    for (const std::int32_t write : found->second) {
+      const WriteItem& item = At(plan_.value_writes(), write);
+      if (absl::Status status = Write(item, side_of(item.origin)); !status.ok()) return status;
+    }
+  }
+  if (const auto found = pieces_of_program_.find(index); found != pieces_of_program_.end()) {
+    for (const PieceRef& ref : found->second) {
+      absl::Status status = Gather(ref, side_of(PieceOf(ref).origin));
+      if (!status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+ByteSide PlanExecutor::TargetSide(StorageId storage) const {
+  return ByteSide::OfStorage(At(targets_->storages(), storage));
+}
+
+}  // namespace loadplan
