@@ -1,0 +1,297 @@
+// TORCH_LIBRARY(loadplan): what host processes see. Thin: takes lists apart, calls the layer
+// below, and turns Status into an exception. Nothing else raises.
+#include <torch/custom_class.h>
+#include <torch/library.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "backend/convert.h"
+#include "backend/target_set.h"
+#include "backend/tracer.h"
+#include "lifecycle/reload_session.h"
+#include "loadplan_built_for.h"
+#include "ops/encode.h"
+
+namespace loadplan {
+namespace {
+
+using Ints = std::vector<std::int64_t>;
+using Strings = std::vector<std::string>;
+using Tensors = std::vector<at::Tensor>;
+
+void Raise(const absl::Status& status) {
+  if (status.ok()) return;
+  const std::string message(status.message());
+  TORCH_CHECK_VALUE(!absl::IsInvalidArgument(status), message);
+  TORCH_CHECK(false, message);
+}
+
+template <typename T>
+T Value(absl::StatusOr<T> result) {
+  Raise(result.status());
+  return *std::move(result);
+}
+
+std::vector<LiveTarget> LiveTargets(Strings names, Tensors tensors) {
+  TORCH_CHECK_VALUE(names.size() == tensors.size(), "as many names as target tensors are needed");
+  std::vector<LiveTarget> targets;
+  targets.reserve(names.size());
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    targets.push_back({std::move(names[i]), std::move(tensors[i])});
+  }
+  return targets;
+}
+
+class LoadPlanClass : public torch::CustomClassHolder {
+ public:
+  explicit LoadPlanClass(std::shared_ptr<const BoundPlan> bound) : bound_(std::move(bound)) {
+    for (std::size_t i = 0; i < bound_->targets->storages().size(); ++i) {
+      storage_names_.push_back(bound_->targets->NameOf(static_cast<StorageId>(i)));
+    }
+  }
+
+  const std::shared_ptr<const BoundPlan>& bound() const { return bound_; }
+  const LoadPlan& plan() const { return bound_->plan(); }
+
+  Strings names() const {
+    Strings names;
+    names.reserve(plan().sources().size());
+    for (const SourceTensor& source : plan().sources()) names.push_back(source.name);
+    return names;
+  }
+  Ints kinds() const {
+    Ints kinds;
+    kinds.reserve(plan().entries().size());
+    for (const PlanEntry& entry : plan().entries())
+      kinds.push_back(static_cast<int64_t>(entry.kind));
+    return kinds;
+  }
+  // reason, nbytes, reads, writes (numbers, targets), names that its programs need.
+  std::tuple<std::string, int64_t, Ints, Ints, Strings, Ints> entry(int64_t index) const {
+    const std::int32_t entry = Checked(index);
+    EncodedWrites writes = EncodeWrites(plan().writes_of(entry), storage_names_);
+    return {plan().entries()[static_cast<std::size_t>(entry)].reason,
+            plan().ReadNbytes(entry),
+            EncodeBoxes(plan().Reads(entry)),
+            std::move(writes.numbers),
+            std::move(writes.targets),
+            InputNames(plan(), entry)};
+  }
+  std::optional<Ints> boxes(int64_t index) const {
+    const auto boxes = plan().GetBoxes(Checked(index));
+    if (!boxes.has_value()) return std::nullopt;
+    return EncodeBoxes(*boxes);
+  }
+  std::optional<std::tuple<Ints, Tensors>> dest(int64_t index) const {
+    const std::int32_t entry = Checked(index);
+    const auto dests = plan().GetDest(entry);
+    if (!dests.has_value()) return std::nullopt;
+    const DType dtype = plan().sources()[static_cast<std::size_t>(entry)].dtype;
+    std::vector<Box> boxes;
+    Tensors tensors;
+    for (const LoadPlan::Dest& dest : *dests) {
+      boxes.push_back(dest.box);
+      tensors.push_back(bound_->targets->View(dest.storage, dest.region, ToScalarType(dtype)));
+    }
+    if (!tensors.empty()) bound_->gave_destinations = true;
+    return std::make_tuple(EncodeBoxes(boxes), std::move(tensors));
+  }
+  std::tuple<Strings, Ints, Ints> uncovered() const {
+    std::tuple<Strings, Ints, Ints> result;
+    for (const UncoveredTarget& item : plan().uncovered()) {
+      if (item.nbytes == 0) continue;
+      std::get<0>(result).push_back(plan().targets()[static_cast<std::size_t>(item.target)].name);
+      std::get<1>(result).push_back(item.nbytes);
+      std::get<2>(result).push_back(item.total_nbytes);
+    }
+    return result;
+  }
+  // (first, second, bytes) per pair, and the target.
+  std::tuple<Ints, Strings> overlaps() const {
+    std::tuple<Ints, Strings> result;
+    for (const NameOverlap& overlap : plan().overlaps()) {
+      for (const int64_t value :
+           {int64_t{overlap.first}, int64_t{overlap.second}, overlap.nbytes}) {
+        std::get<0>(result).push_back(value);
+      }
+      std::get<1>(result).push_back(storage_names_[static_cast<std::size_t>(overlap.storage)]);
+    }
+    return result;
+  }
+  std::string report() const { return plan().Report(); }
+  bool has_fallbacks() const { return plan().has_fallbacks(); }
+
+ private:
+  std::int32_t Checked(int64_t index) const {
+    TORCH_CHECK_INDEX(index >= 0 && index < static_cast<int64_t>(plan().entries().size()),
+                      "entry ", index, " of a plan with ", plan().entries().size());
+    return static_cast<std::int32_t>(index);
+  }
+
+  std::shared_ptr<const BoundPlan> bound_;
+  Strings storage_names_;
+};
+
+class TracerClass : public torch::CustomClassHolder {
+ public:
+  // `dims` holds the extents of all shapes, one after the other.
+  TracerClass(Strings names, const Ints& dims, const Ints& ranks, const Ints& dtypes,
+              Strings target_names, Tensors target_tensors) {
+    std::vector<SourceMeta> metas(names.size());
+    auto dim = dims.begin();
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      metas[i].name = std::move(names[i]);
+      metas[i].shape.assign(dim, dim + ranks[i]);
+      metas[i].dtype = static_cast<at::ScalarType>(dtypes[i]);
+      dim += ranks[i];
+    }
+    auto targets = std::make_shared<const TargetSet>(
+        Value(TargetSet::Create(LiveTargets(std::move(target_names), std::move(target_tensors)))));
+    tracer_ = Value(Tracer::Create(std::move(metas), std::move(targets)));
+  }
+
+  void begin_pass() { Raise(tracer_->BeginPass()); }
+  std::tuple<Ints, Tensors> pass_tensors() const {
+    std::tuple<Ints, Tensors> result;
+    for (const PassTensor& item : tracer_->pass()) {
+      std::get<0>(result).push_back(item.source);
+      std::get<1>(result).push_back(item.tensor);
+    }
+    return result;
+  }
+  void set_current(int64_t source) { tracer_->SetCurrent(static_cast<std::int32_t>(source)); }
+  void refuse(const at::Tensor& tensor, const std::string& op, const std::string& where) {
+    tracer_->Refuse(tensor, op, where);
+  }
+  void join_thread() { tracer_->JoinThread(); }
+  std::tuple<int64_t, std::string> end_pass(const std::string& error) {
+    PassVerdict verdict = tracer_->EndPass(error);
+    return {verdict.kind, std::move(verdict.message)};
+  }
+  void abandon_pass() { tracer_->AbandonPass(); }
+  int64_t num_passes() const { return tracer_->num_passes(); }
+  void mark_fallback(int64_t source, const std::string& reason) {
+    tracer_->MarkFallback(static_cast<std::int32_t>(source), reason);
+  }
+  c10::intrusive_ptr<LoadPlanClass> build_plan(int64_t overlaps) {
+    auto traced = Value(tracer_->BuildPlan(static_cast<OverlapPolicy>(overlaps)));
+    return c10::make_intrusive<LoadPlanClass>(
+        std::make_shared<const BoundPlan>(std::move(traced), tracer_->targets()));
+  }
+
+ private:
+  std::unique_ptr<Tracer> tracer_;
+};
+
+class SessionClass : public torch::CustomClassHolder {
+ public:
+  using Plan = c10::intrusive_ptr<LoadPlanClass>;
+
+  void start(Strings required) { Raise(session_.Start(std::move(required))); }
+  bool has_plan(const Plan& plan) const { return session_.HasPlan(plan->bound().get()); }
+  void begin(const Plan& plan, Strings names, Tensors tensors) {
+    Raise(session_.Begin(plan->bound(), LiveTargets(std::move(names), std::move(tensors))));
+  }
+  void deliver(const std::string& name, const at::Tensor& tensor) {
+    Raise(session_.Deliver(name, tensor));
+  }
+  void deliver_all(const Strings& names, const Tensors& tensors) {
+    TORCH_CHECK_VALUE(names.size() == tensors.size(), "as many names as tensors are needed");
+    Raise(session_.Deliver(names, tensors));
+  }
+  void report_delivered(const std::string& name) { Raise(session_.ReportDelivered(name)); }
+  bool eager_ready() const { return session_.EagerReady(); }
+  bool needs_eager_call() const { return session_.NeedsEagerCall(); }
+  std::tuple<Strings, Tensors> take_eager_call() {
+    std::tuple<Strings, Tensors> call;
+    for (auto& [name, tensor] : session_.TakeEagerCall()) {
+      std::get<0>(call).push_back(std::move(name));
+      std::get<1>(call).push_back(std::move(tensor));
+    }
+    return call;
+  }
+  void eager_done(const std::string& error, Strings names, Tensors tensors) {
+    Raise(session_.EagerDone(error, LiveTargets(std::move(names), std::move(tensors))));
+  }
+  void prepare_finish(const std::optional<Strings>& partial, Strings names, Tensors tensors) {
+    Raise(session_.PrepareFinish(partial, LiveTargets(std::move(names), std::move(tensors))));
+  }
+  std::tuple<Strings, int64_t, double> finish() {
+    Receipt receipt = Value(session_.Finish());
+    return {std::move(receipt.names), receipt.nbytes, receipt.seconds};
+  }
+  void abort() { Raise(session_.Abort()); }
+  std::tuple<std::string, double, Strings, Strings, std::string> report() const {
+    SessionReport report = session_.report();
+    return {std::string(ToString(report.state)), report.since, std::move(report.landed),
+            std::move(report.undefined), std::move(report.error)};
+  }
+
+ private:
+  ReloadSession session_;
+};
+
+void DefineClasses(torch::Library& library) {
+  library.class_<LoadPlanClass>("LoadPlan")
+      .def("names", &LoadPlanClass::names)
+      .def("kinds", &LoadPlanClass::kinds)
+      .def("entry", &LoadPlanClass::entry)
+      .def("boxes", &LoadPlanClass::boxes)
+      .def("dest", &LoadPlanClass::dest)
+      .def("uncovered", &LoadPlanClass::uncovered)
+      .def("overlaps", &LoadPlanClass::overlaps)
+      .def("report", &LoadPlanClass::report)
+      .def("has_fallbacks", &LoadPlanClass::has_fallbacks);
+  library.class_<TracerClass>("Tracer")
+      .def(torch::init<Strings, Ints, Ints, Ints, Strings, Tensors>())
+      .def("begin_pass", &TracerClass::begin_pass)
+      .def("pass_tensors", &TracerClass::pass_tensors)
+      .def("set_current", &TracerClass::set_current)
+      .def("refuse", &TracerClass::refuse)
+      .def("join_thread", &TracerClass::join_thread)
+      .def("end_pass", &TracerClass::end_pass)
+      .def("abandon_pass", &TracerClass::abandon_pass)
+      .def("num_passes", &TracerClass::num_passes)
+      .def("mark_fallback", &TracerClass::mark_fallback)
+      .def("build_plan", &TracerClass::build_plan);
+  library.class_<SessionClass>("ReloadSession")
+      .def(torch::init<>())
+      .def("start", &SessionClass::start)
+      .def("has_plan", &SessionClass::has_plan)
+      .def("begin", &SessionClass::begin)
+      .def("deliver", &SessionClass::deliver)
+      .def("deliver_all", &SessionClass::deliver_all)
+      .def("report_delivered", &SessionClass::report_delivered)
+      .def("eager_ready", &SessionClass::eager_ready)
+      .def("needs_eager_call", &SessionClass::needs_eager_call)
+      .def("take_eager_call", &SessionClass::take_eager_call)
+      .def("eager_done", &SessionClass::eager_done)
+      .def("prepare_finish", &SessionClass::prepare_finish)
+      .def("finish", &SessionClass::finish)
+      .def("abort", &SessionClass::abort)
+      .def("report", &SessionClass::report);
+}
+
+// Not the TORCH_LIBRARY macro: a second copy of the library in one process must stay silent.
+struct Register {
+  std::optional<torch::Library> library;
+
+  Register() {
+    if (c10::Dispatcher::singleton().findSchema({"loadplan::version", ""}).has_value()) return;
+    library.emplace(torch::Library::DEF, "loadplan", std::nullopt, __FILE__, __LINE__);
+    library->def("version() -> str", [] { return std::string(kVersion); });
+    library->def("built_for_torch() -> str", [] { return std::string(kBuiltForTorch); });
+    // The host language's dtype as the number that every list here uses.
+    library->def("dtype_code(int dtype) -> int", [](int64_t dtype) { return dtype; });
+    DefineClasses(*library);
+  }
+};
+const Register registered;
+
+}  // namespace
+}  // namespace loadplan
