@@ -84,7 +84,8 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
 
 bool ReloadSession::HasPlan(const BoundPlan* plan) const {
   const std::lock_guard lock(mutex_);
-  return state_ == SessionState::kActive && plan_ != nullptr && plan_.get() == plan;
+  return state_ == SessionState::kActive && plan_ != nullptr &&
+         (plan == nullptr || plan_.get() == plan);
 }
 
 absl::Status ReloadSession::Deliver(std::string_view name, const at::Tensor& tensor) {

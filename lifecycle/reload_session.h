@@ -80,6 +80,7 @@ class LOADPLAN_API ReloadSession {
   // is not covered, and after a failed update a plan that would leave its bytes undefined.
   // InvalidArgument: a pattern that names no target.
   absl::Status Begin(std::shared_ptr<const BoundPlan> plan, std::span<const LiveTarget> current);
+  // Whether the active update has chosen `plan`; any plan where it is null.
   bool HasPlan(const BoundPlan* plan) const;
 
   // Lands a checkpoint tensor. Before any byte of it is written (InvalidArgument): a name that

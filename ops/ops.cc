@@ -194,6 +194,7 @@ class SessionClass : public torch::CustomClassHolder {
 
   void start(Strings required) { Raise(session_.Start(std::move(required))); }
   bool has_plan(const Plan& plan) const { return session_.HasPlan(plan->bound().get()); }
+  bool has_any_plan() const { return session_.HasPlan(nullptr); }
   void begin(const Plan& plan, Strings names, Tensors tensors) {
     Raise(session_.Begin(plan->bound(), LiveTargets(std::move(names), std::move(tensors))));
   }
@@ -263,6 +264,7 @@ void DefineClasses(torch::Library& library) {
       .def(torch::init<>())
       .def("start", &SessionClass::start)
       .def("has_plan", &SessionClass::has_plan)
+      .def("has_any_plan", &SessionClass::has_any_plan)
       .def("begin", &SessionClass::begin)
       .def("deliver", &SessionClass::deliver)
       .def("deliver_all", &SessionClass::deliver_all)

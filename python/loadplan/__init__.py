@@ -1,0 +1,43 @@
+"""Load plans: which bytes of a checkpoint an engine needs, and where they go.
+
+Importing registers the trace device and nothing else; a second import is harmless.
+"""
+
+from . import _library
+from .metadata import ParamMeta, metadata
+from .plan import Entry, LoadPlan, Overlap, Uncovered, Write, check_plannable, plan_loads
+from .reload import (
+    Receipt,
+    ReloadState,
+    abort_reload,
+    finish_reload,
+    load_planned,
+    start_reload,
+    state,
+)
+from .targets import Targets
+from .trace import Trace, trace
+
+__version__: str = _library.ops.version()
+
+__all__ = [
+    "Entry",
+    "LoadPlan",
+    "Overlap",
+    "ParamMeta",
+    "Receipt",
+    "ReloadState",
+    "Targets",
+    "Trace",
+    "Uncovered",
+    "Write",
+    "abort_reload",
+    "check_plannable",
+    "finish_reload",
+    "load_planned",
+    "metadata",
+    "plan_loads",
+    "start_reload",
+    "state",
+    "trace",
+]

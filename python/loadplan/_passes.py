@@ -1,0 +1,225 @@
+"""The loop over the passes of a trace.  The library decides; this runs the loader."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from ._library import CODE_OF, classes
+from ._rebinding import Bindings
+from .metadata import ParamMeta
+from .targets import Targets
+
+DONE, REPEAT, REFUSE = range(3)
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OURS = os.path.dirname(__file__) + os.sep
+
+
+def make_tracer(targets: Targets, metas: list[ParamMeta]) -> Any:
+    for meta in metas:
+        if meta.dtype not in CODE_OF:
+            raise ValueError(f"`{meta.name}` is declared as {meta.dtype!r}, which is no torch dtype")
+    names, tensors = targets.lists()
+    return classes.Tracer(
+        [meta.name for meta in metas],
+        [extent for meta in metas for extent in meta.shape],
+        [len(meta.shape) for meta in metas],
+        [CODE_OF[meta.dtype] for meta in metas],
+        names,
+        tensors,
+    )
+
+
+def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ...]:
+    """Passes until the library has a complete one.  Returns what the loader rebound, put back."""
+    diagnose = False
+    while True:
+        one = _Pass(tracer, targets, names)
+        one.run(diagnose)
+        verdict, message = tracer.end_pass(one.error)
+        if verdict == DONE:
+            one.bindings.refuse_rebound_targets()
+            return one.bindings.rebound
+        if verdict == REFUSE:
+            # Torch refuses some reads before any kernel of ours: look for the tensor once more.
+            if not one.error or diagnose:
+                one.refuse(message)
+            diagnose = True
+        else:
+            diagnose = False
+
+
+class _Pass:
+    """One call of the loader on trace tensors."""
+
+    def __init__(self, tracer: Any, targets: Targets, names: list[str]) -> None:
+        self.tracer = tracer
+        self.targets = targets
+        self.names = names
+        self.error = ""
+        self.cause: BaseException | None = None
+        self.current = -1
+        self.bindings = Bindings(targets)
+
+    def run(self, diagnose: bool) -> None:
+        load_weights = self.targets.load_weights
+        self.tracer.begin_pass()
+        try:
+            with join_threads(self.tracer):
+                if diagnose:
+                    with _Diagnosis(self.tracer):
+                        load_weights(self.weights())
+                else:
+                    load_weights(self.weights())
+        except Exception as error:
+            self.cause = error
+            self.error = describe(error)
+            if self.current >= 0:
+                self.tracer.set_current(self.current)
+        except BaseException:
+            self.tracer.abandon_pass()
+            raise
+        finally:
+            self.bindings.put_back()
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        sources, tensors = self.tracer.pass_tensors()
+        # Dropped one by one, so that only what the loader keeps is alive after the pass.
+        tensors.reverse()
+        for source in sources:
+            self.current = source
+            yield self.names[source], tensors.pop()
+
+    def refuse(self, message: str) -> NoReturn:
+        raise RuntimeError(message) from self.cause
+
+
+def describe(error: BaseException) -> str:
+    """`KeyError: 'x' at model.py:12`, one line."""
+    text = next(iter(str(error).splitlines()), "")
+    words = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    where = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if not frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+            where = f" at {os.path.basename(frame.f_code.co_filename)}:{line}"
+    return words + where
+
+
+def _loader_line() -> str:
+    """The innermost line of the loader's own code in this thread."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((_TORCH, _OURS, "<")):
+            return f"{os.path.basename(name)}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+class _Diagnosis(TorchFunctionMode):
+    """Finds the trace tensors in a torch function that raises, and records the refusal."""
+
+    def __init__(self, tracer: Any) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            found = [t for t in _tensors((args, kwargs)) if t.device.type == "privateuseone"]
+            if found and not _fails_on_real_data(func, args, kwargs or {}):
+                for tensor in found:
+                    self.tracer.refuse(tensor, _name(func), _loader_line())
+            raise
+
+
+def _name(func: Any) -> str:
+    name = resolve_name(func) or getattr(func, "__qualname__", None) or repr(func)
+    owner = getattr(func, "__self__", None)
+    if name in ("getset_descriptor.__set__", "property.__set__", "__set__") and owner is not None:
+        name = f"{getattr(owner, '__name__', '')}.__set__"
+    return str(name).removeprefix("torch.")
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(list(value.values()))
+
+
+def _fails_on_real_data(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether the loader would fail with real tensors too: then nothing is wrong with the trace."""
+
+    def stand_in(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
+            # Memory that nobody touches costs nothing, whatever its size.
+            flat = torch.zeros(max(span, 0) if value.numel() else 0, dtype=value.dtype)
+            return flat.as_strided(value.shape, value.stride())
+        if isinstance(value, (list, tuple)):
+            return type(value)([stand_in(item) for item in value])
+        if isinstance(value, dict):
+            return {key: stand_in(item) for key, item in value.items()}
+        return value
+
+    try:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            func(*stand_in(args), **stand_in(kwargs))
+    except Exception:
+        return True
+    return False
+
+
+# Threads take part in the pass of the thread that starts them; others see nothing of it.
+_tracers = threading.local()
+_start = threading.Thread.start
+_joins = 0
+_joins_lock = threading.Lock()
+
+
+def _start_joined(thread: threading.Thread) -> None:
+    tracer = getattr(_tracers, "current", None)
+    if tracer is not None:
+        run = thread.run
+
+        def run_joined() -> None:
+            _tracers.current = tracer
+            tracer.join_thread()
+            run()
+
+        thread.run = run_joined  # type: ignore[method-assign]
+    _start(thread)
+
+
+@contextmanager
+def join_threads(tracer: Any) -> Iterator[None]:
+    """While it lasts, threads that this thread starts take part in the pass."""
+    global _joins
+    with _joins_lock:
+        _joins += 1
+        threading.Thread.start = _start_joined  # type: ignore[method-assign]
+    before = getattr(_tracers, "current", None)
+    _tracers.current = tracer
+    try:
+        yield
+    finally:
+        _tracers.current = before
+        with _joins_lock:
+            _joins -= 1
+            if _joins == 0:
+                threading.Thread.start = _start  # type: ignore[method-assign]

@@ -1,0 +1,81 @@
+"""One reload session per model, kept beside the model and not longer than it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any
+
+from ._library import classes
+from .targets import Model, Targets, as_targets
+
+if TYPE_CHECKING:
+    from .plan import LoadPlan
+
+
+class Session:
+    """The library's session of a model.  Holds the model weakly."""
+
+    def __init__(self, model: Model) -> None:
+        self.handle: Any = classes.ReloadSession()
+        self._model = weakref.ref(model)
+        self._known: LoadPlan | None = None
+
+    @property
+    def targets(self) -> Targets:
+        model = self._model()
+        if model is None:
+            raise RuntimeError("the model of this reload no longer exists")
+        return as_targets(model)
+
+    @property
+    def state(self) -> str:
+        return str(self.handle.report()[0])
+
+    def know(self, plan: LoadPlan) -> None:
+        """An engine that writes through destinations finishes without naming the plan again."""
+        self._known = plan
+
+    @property
+    def known(self) -> LoadPlan | None:
+        return self._known
+
+    def begin_known(self) -> None:
+        """For an update in which nothing named a plan: the last one is meant."""
+        if self._known is not None and not self.handle.has_any_plan():
+            self.begin(self._known)
+
+    def begin(self, plan: LoadPlan) -> None:
+        """Makes ``plan`` the plan of the active reload; refuses it before anything is written."""
+        from .plan import placement_of
+
+        if self.handle.has_plan(plan._handle):
+            return
+        targets = self.targets
+        if self.state == "active" and (now := placement_of(targets)) != plan._placement:
+            raise RuntimeError(
+                f"the placement has changed since the plan was made: it was {plan._placement!r} "
+                f"and is {now!r}; plan again"
+            )
+        self.handle.begin(plan._handle, *targets.lists())
+        self._known = plan
+
+
+_sessions: MutableMapping[Any, Session] = weakref.WeakKeyDictionary()
+
+
+def session_of(model: Model, *, create: bool = False) -> Session:
+    session = _sessions.get(model)
+    if session is None:
+        session = Session(model)
+        if create:
+            _sessions[model] = session
+    return session
+
+
+def require_active(model: Model) -> None:
+    if session_of(model).state != "active":
+        raise RuntimeError(
+            "`plan_loads` needs an active reload of this model; call it between `start_reload` "
+            "and `finish_reload`"
+        )

@@ -1,0 +1,316 @@
+"""Load plans: made once by tracing a loader, used for every update."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ._library import DTYPE_OF
+from ._passes import make_tracer, run_passes
+from ._sessions import require_active, session_of
+from .metadata import ParamMeta, Source, metadata
+from .targets import Model, Targets, as_targets
+
+Box: TypeAlias = tuple[tuple[int, int], ...]
+
+KINDS = ("direct", "derived", "fallback", "unneeded")
+OVERLAPS = ("fallback", "last_wins", "error")
+MODES = ("direct", "layerwise")
+
+
+@dataclass(frozen=True)
+class Write:
+    """A planned copy: bytes of the checkpoint tensor (``source_*``) to bytes of a live storage.
+
+    Offsets and strides count bytes; ``target`` is the first name of the storage.  ``casts`` are
+    the dtypes that an element goes through, empty for a copy of bytes.
+    """
+
+    target: str
+    shape: tuple[int, ...]
+    target_offset: int
+    target_strides: tuple[int, ...]
+    target_itemsize: int
+    source_offset: int
+    source_strides: tuple[int, ...]
+    source_itemsize: int
+    casts: tuple[torch.dtype, ...] = ()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a plan does with one checkpoint tensor.
+
+    ``reads`` are the exact boxes that this rank needs, ``nbytes`` their size, ``inputs`` the boxes of
+    all names that a derived name is computed from together with it.
+    """
+
+    name: str
+    kind: str
+    reason: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    nbytes: int
+    reads: tuple[Box, ...]
+    writes: tuple[Write, ...]
+    inputs: Mapping[str, tuple[Box, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two names that write the same bytes of a target."""
+
+    first: str
+    second: str
+    target: str
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Uncovered:
+    """Bytes of a target that the plan does not write."""
+
+    nbytes: int
+    total_nbytes: int
+
+
+class LoadPlan:
+    """Which bytes of which checkpoint tensor land where in live memory.  Made by `plan_loads`."""
+
+    def __init__(
+        self,
+        handle: Any,
+        metas: list[ParamMeta],
+        placement: Any,
+        session: Any,
+        trace_seconds: float,
+        rebound: tuple[str, ...] = (),
+    ) -> None:
+        self._handle = handle
+        self._metas = metas
+        self._index = {meta.name: index for index, meta in enumerate(metas)}
+        self._placement = placement
+        self._session = session
+        self._rebound = rebound
+        self._entries = _Entries(handle, metas, self._index)
+        self.trace_seconds = trace_seconds
+
+    @property
+    def entries(self) -> Mapping[str, Entry]:
+        """By declared name, in declared order."""
+        return self._entries
+
+    @property
+    def uncovered(self) -> dict[str, Uncovered]:
+        """Targets with bytes that no name and no constant writes."""
+        return {
+            name: Uncovered(nbytes, total)
+            for name, nbytes, total in zip(*self._handle.uncovered(), strict=True)
+        }
+
+    @property
+    def overlaps(self) -> tuple[Overlap, ...]:
+        numbers, targets = self._handle.overlaps()
+        return tuple(
+            Overlap(self._metas[first].name, self._metas[second].name, target, nbytes)
+            for first, second, nbytes, target in zip(
+                numbers[::3], numbers[1::3], numbers[2::3], targets, strict=True
+            )
+        )
+
+    @property
+    def has_fallbacks(self) -> bool:
+        """Whether updates go through one eager ``load_weights`` call with every name."""
+        return bool(self._handle.has_fallbacks())
+
+    def get_boxes(self, name: str) -> tuple[Box, ...] | None:
+        """The parts of the checkpoint tensor to send; None: this rank needs nothing of it."""
+        boxes = self._handle.boxes(self._position(name))
+        return None if boxes is None else _boxes(boxes)
+
+    def get_dest(self, name: str) -> list[tuple[Box, Tensor]] | None:
+        """Pairs for which ``dest.copy_(full[box].reshape(dest.shape))`` is what the loader does.
+
+        Empty: this rank needs nothing.  None: give the whole tensor to `load_planned`.  Write only
+        between `start_reload` and `finish_reload`.
+        """
+        dest = self._handle.dest(self._position(name))
+        return None if dest is None else list(zip(_boxes(dest[0]), dest[1], strict=True))
+
+    def delivered(self, name: str) -> None:
+        """Reports that an engine has written ``name`` through `get_dest`, in an active reload."""
+        self._position(name)
+        if self._session is None:
+            raise RuntimeError(
+                f"`{name}` was reported as delivered, but this plan belongs to no reload; "
+                "call `start_reload` before `plan_loads`"
+            )
+        self._session.begin(self)
+        self._session.handle.report_delivered(name)
+
+    def report(self) -> str:
+        """Counts, bytes and reasons, for people."""
+        lines = [self._handle.report().rstrip("\n")]
+        if self.has_fallbacks:
+            lines.append(
+                "an update with fallbacks collects every name and makes one eager load_weights call"
+            )
+        if self._rebound:
+            shown = ", ".join(self._rebound[:10])
+            more = f" and {len(self._rebound) - 10} more" if len(self._rebound) > 10 else ""
+            lines.append(f"the loader set these while it was traced; they were put back: {shown}{more}")
+        lines.append(f"traced and planned in {self.trace_seconds:.3f} s")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<loadplan.LoadPlan of {len(self._metas)} names>"
+
+    def _position(self, name: str) -> int:
+        try:
+            return self._index[name]
+        except KeyError:
+            raise KeyError(f"`{name}` was not declared when the plan was made") from None
+
+
+class _Entries(Mapping[str, Entry]):
+    def __init__(self, handle: Any, metas: list[ParamMeta], index: dict[str, int]) -> None:
+        self._handle = handle
+        self._metas = metas
+        self._index = index
+        self._kinds: list[int] = handle.kinds()
+        self._cache: dict[str, Entry] = {}
+
+    def __getitem__(self, name: str) -> Entry:
+        entry = self._cache.get(name)
+        if entry is None:
+            if name not in self._index:
+                raise KeyError(f"`{name}` was not declared when the plan was made")
+            entry = self._cache[name] = self._fetch(self._index[name])
+        return entry
+
+    def _fetch(self, index: int) -> Entry:
+        reason, nbytes, reads, numbers, targets, inputs = self._handle.entry(index)
+        meta = self._metas[index]
+        return Entry(
+            name=meta.name,
+            kind=KINDS[self._kinds[index]],
+            reason=reason,
+            shape=tuple(meta.shape),
+            dtype=meta.dtype,
+            nbytes=nbytes,
+            reads=_boxes(reads),
+            writes=_writes(numbers, targets),
+            inputs={self._metas[i].name: _boxes(self._handle.entry(i)[2]) for i in inputs},
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index
+
+
+def _boxes(numbers: list[int]) -> tuple[Box, ...]:
+    boxes = []
+    items = iter(numbers)
+    for rank in items:
+        boxes.append(tuple((next(items), next(items)) for _ in range(rank)))
+    return tuple(boxes)
+
+
+def _writes(numbers: list[int], targets: list[str]) -> tuple[Write, ...]:
+    items = iter(numbers)
+
+    def take(count: int) -> tuple[int, ...]:
+        return tuple(next(items) for _ in range(count))
+
+    writes = []
+    for target, rank in zip(targets, items, strict=False):
+        shape = take(rank)
+        (target_offset,), target_strides, (target_itemsize,) = take(1), take(rank), take(1)
+        (source_offset,), source_strides, (source_itemsize,) = take(1), take(rank), take(1)
+        casts = tuple(DTYPE_OF[code] for code in take(next(items)))
+        writes.append(
+            Write(
+                target,
+                shape,
+                target_offset,
+                target_strides,
+                target_itemsize,
+                source_offset,
+                source_strides,
+                source_itemsize,
+                casts,
+            )
+        )
+    return tuple(writes)
+
+
+def reload_mode(mode: str | None = None) -> str:
+    """The mode of a reload: as given, else LOADPLAN_RELOAD_MODE, else direct."""
+    chosen = mode or os.environ.get("LOADPLAN_RELOAD_MODE") or "direct"
+    if chosen not in MODES:
+        raise ValueError(f"the reload mode is {chosen!r}; expected one of {', '.join(MODES)}")
+    return chosen
+
+
+def check_plannable(model: Model) -> None:
+    """Refuses, from configuration alone, a model that no plan supports; names the module."""
+    targets = as_targets(model)
+    _ = targets.load_weights
+    if reload_mode() != "direct":
+        raise RuntimeError("load plans need the reload mode direct; layerwise is not available yet")
+    if targets.placement is not None or not isinstance(targets.targets, nn.Module):
+        return
+    for name, module in targets.targets.named_modules():
+        parallel = getattr(getattr(module, "moe_config", None), "moe_parallel_config", None)
+        if getattr(parallel, "enable_eplb", False) and not hasattr(targets.targets, "placement"):
+            raise RuntimeError(
+                f"`{name}` rebalances its experts, and nothing tells where they lie; give "
+                "`Targets(model, placement=...)`"
+            )
+
+
+def placement_of(targets: Targets) -> Any:
+    """The token of where experts lie now; None where nothing gives one."""
+    placement = targets.placement or getattr(targets.targets, "placement", None)
+    return placement() if callable(placement) else None
+
+
+def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadPlan:
+    """Traces ``load_weights`` of the model once over the declared checkpoint tensors.
+
+    Nothing is loaded and no live byte changes.  A module is planned between `start_reload` and
+    `finish_reload`; bare `Targets` without a ``restore`` hook at any time.
+
+    ``overlaps`` says what becomes of names that write the same byte: they go through the loader
+    (``fallback``), the last one declared wins (``last_wins``), or planning fails (``error``).
+
+    Raises ValueError for a name declared twice, RuntimeError where the loader fails or does what
+    no plan can follow.
+    """
+    if overlaps not in OVERLAPS:
+        raise ValueError(f"overlaps is {overlaps!r}; expected one of {', '.join(OVERLAPS)}")
+    check_plannable(model)
+    targets = as_targets(model)
+    if isinstance(model, nn.Module) or targets.restore is not None:
+        require_active(model)
+    declared = metadata(metas)
+    start = time.perf_counter()
+    tracer = make_tracer(targets, declared)
+    rebound = run_passes(tracer, targets, [meta.name for meta in declared])
+    handle = tracer.build_plan(OVERLAPS.index(overlaps))
+    seconds = time.perf_counter() - start
+    session = session_of(model, create=True)
+    plan = LoadPlan(handle, declared, placement_of(targets), session, seconds, rebound)
+    session.know(plan)
+    return plan
