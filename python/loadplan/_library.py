@@ -31,7 +31,7 @@ def _path() -> Path:
 
 
 def _check_torch(library: Path) -> None:
-    """Torch's inline code differs between minor versions; a library for another may load and fail."""
+    """Inline code of torch differs between minor versions: a library for another one misbehaves."""
     built_for = library.with_name("_built_for.py")
     if not built_for.is_file():
         return
@@ -72,7 +72,7 @@ def load() -> None:
     if not _is_loaded():
         path = _path()
         _check_torch(path)
-        torch.ops.load_library(str(path))
+        torch.ops.load_library(str(path))  # type: ignore[no-untyped-call]
     _register_device_module()
 
 

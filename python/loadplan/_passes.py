@@ -28,7 +28,9 @@ _OURS = os.path.dirname(__file__) + os.sep
 def make_tracer(targets: Targets, metas: list[ParamMeta]) -> Any:
     for meta in metas:
         if meta.dtype not in CODE_OF:
-            raise ValueError(f"`{meta.name}` is declared as {meta.dtype!r}, which is no torch dtype")
+            raise ValueError(
+                f"`{meta.name}` is declared as {meta.dtype!r}, which is no torch dtype"
+            )
     names, tensors = targets.lists()
     return classes.Tracer(
         [meta.name for meta in metas],
@@ -87,10 +89,10 @@ class _Pass:
             if self.current >= 0:
                 self.tracer.set_current(self.current)
         except BaseException:
+            self.bindings.put_back(self.tracer)
             self.tracer.abandon_pass()
             raise
-        finally:
-            self.bindings.put_back()
+        self.bindings.put_back(self.tracer)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         sources, tensors = self.tracer.pass_tensors()

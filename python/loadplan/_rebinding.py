@@ -6,7 +6,7 @@ A pass runs the loader on tensors that hold nothing; an attribute that it sets o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -44,35 +44,37 @@ class Bindings:
         own = {key: value for key, value in module.__dict__.items() if key not in _SLOTS}
         self._mappings.append((name, module.__dict__, own, False))
 
-    def put_back(self) -> None:
-        """Undoes what the pass rebound, and notes it in `rebound`."""
+    def put_back(self, tracer: Any) -> None:
+        """Undoes what the pass rebound, and notes it in `rebound`.
+
+        A trace tensor that was put somewhere to stay makes its name a fallback: the loader then
+        puts the real one there.  Call inside the pass.
+        """
         rebound: list[str] = []
         for where, mapping, held, is_target in self._mappings:
-            changed = [
-                key
-                for key, value in mapping.items()
-                if key not in _SLOTS and held.get(key, mapping) is not value
-            ] + [key for key in held if key not in mapping]
-            if not changed:
-                continue
-            names = [f"{where}.{key}" if where else str(key) for key in changed]
-            rebound += names
-            if is_target:
-                self._moved += [
-                    name for name, key in zip(names, changed, strict=True) if key in held
-                ]
-            if isinstance(mapping, MutableMapping):
-                for key in changed:
-                    if key in held:
-                        mapping[key] = held[key]
-                    else:
-                        del mapping[key]
+            changed = _changed_keys(mapping, held)
+            for key in changed:
+                name = f"{where}.{key}" if where else str(key)
+                rebound.append(name)
+                if _is_trace(mapping.get(key)):
+                    tracer.refuse(mapping[key], f"{name} = ...", "")
+                elif is_target and key in held:
+                    self._moved.append(name)
+            for key in changed:
+                if key in held:
+                    mapping[key] = held[key]
+                else:
+                    del mapping[key]
         for name, tensor in self._named.items():
             if _same_place(tensor, self._aliases[name]):
                 continue
             rebound.append(f"{name}.data")
-            self._moved.append(name)
-            with torch._C.DisableTorchFunctionSubclass():
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                # Torch lets a live tensor become a trace tensor without asking any kernel.
+                if _is_trace(tensor):
+                    tracer.refuse(tensor, f"{name}.data = ...", "")
+                else:
+                    self._moved.append(name)
                 tensor.data = self._aliases[name]
         self.rebound = tuple(rebound)
 
@@ -82,6 +84,19 @@ class Bindings:
                 f"the loader replaces the memory of target `{self._moved[0]}` instead of copying "
                 "into it, which a load plan cannot follow; use `copy_`"
             )
+
+
+def _changed_keys(mapping: Mapping[Any, Any], held: Mapping[Any, Any]) -> list[Any]:
+    changed = [
+        key
+        for key, value in mapping.items()
+        if key not in _SLOTS and held.get(key, mapping) is not value
+    ]
+    return changed + [key for key in held if key not in mapping]
+
+
+def _is_trace(value: object) -> bool:
+    return isinstance(value, Tensor) and value.device.type == "privateuseone"
 
 
 def _same_place(tensor: Tensor, alias: Tensor) -> bool:

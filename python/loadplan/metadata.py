@@ -128,7 +128,9 @@ def _of_file(file: Path) -> list[ParamMeta]:
         if name == "__metadata__":
             continue
         entries.append(_entry(file, name, info, data_nbytes))
-    entries.sort(key=lambda entry: entry[0])  # by place: how a reader that goes through it once sees it
+    entries.sort(
+        key=lambda entry: entry[0]
+    )  # by place: how a reader that goes through it once sees it
     return [meta for _, meta in entries]
 
 

@@ -164,7 +164,9 @@ class LoadPlan:
         if self._rebound:
             shown = ", ".join(self._rebound[:10])
             more = f" and {len(self._rebound) - 10} more" if len(self._rebound) > 10 else ""
-            lines.append(f"the loader set these while it was traced; they were put back: {shown}{more}")
+            lines.append(
+                f"the loader set these while it was traced; they were put back: {shown}{more}"
+            )
         lines.append(f"traced and planned in {self.trace_seconds:.3f} s")
         return "\n".join(lines)
 
