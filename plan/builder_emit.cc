@@ -49,7 +49,9 @@ Origin LoadPlanBuilder::OriginOf(StorageId id) const {
 
 bool LoadPlanBuilder::IsNoWrite(StorageId target, const Piece& piece) const {
   if (storage(piece.storage).kind == StorageKind::kTemporary) return true;
-  return piece.storage == target && !piece.map.is_cast() && piece.map.to() == piece.map.from();
+  if (piece.storage != target || piece.map.is_cast()) return false;
+  const StridedMap map = Coalesce(piece.map);
+  return map.to() == map.from();
 }
 
 // Bytes of targets that neither the plan nor a fallback name writes. Must run while
@@ -123,11 +125,8 @@ std::vector<StridedLayout> LoadPlanBuilder::WrittenRegions(StorageId target,
   return regions;
 }
 
-bool LoadPlanBuilder::IsKept(const Piece& piece) {
-  if (piece.storage < 0) return false;
-  const StorageRecord& origin = storage(piece.storage);
-  if (origin.kind == StorageKind::kCheckpoint) return !fallbacks_->Contains(origin.ref);
-  return !everything_falls_back_ && !fallbacks_->ContainsAnyOf(nodes_->NamesOf(piece));
+bool LoadPlanBuilder::IsKept(const TargetWrite& write) const {
+  return !everything_falls_back_ && !fallbacks_->ContainsAnyOf(write.names);
 }
 
 // Programs of the values that are written, and of those that they need, in order.
@@ -135,9 +134,10 @@ void LoadPlanBuilder::EmitPrograms() {
   std::vector<bool> is_needed(log_.nodes.size());
   for (const StorageState& state : states_) {
     for (const TargetWrite& write : state.state.writes) {
+      if (!IsKept(write)) continue;
       for (const Piece& piece : write.visible) {
-        if (piece.storage < 0 || storage(piece.storage).kind != StorageKind::kValue) continue;
-        if (IsKept(piece)) is_needed[static_cast<size_t>(storage(piece.storage).ref)] = true;
+        if (storage(piece.storage).kind != StorageKind::kValue) continue;
+        is_needed[static_cast<size_t>(storage(piece.storage).ref)] = true;
       }
     }
   }
@@ -187,6 +187,25 @@ void LoadPlanBuilder::IndexProgramReads() {
                    [](const auto& a, const auto& b) { return a.entry < b.entry; });
 }
 
+// `refs` by entry, time and piece: counted, for most names have one or none.
+std::vector<LoadPlanBuilder::PieceRef> LoadPlanBuilder::ByEntry(const std::vector<PieceRef>& refs,
+                                                                size_t num_entries) {
+  std::vector<std::uint32_t> next(num_entries + 1);
+  for (const PieceRef& ref : refs) ++next[static_cast<size_t>(ref.entry) + 1];
+  for (size_t n = 1; n < next.size(); ++n) next[n] += next[n - 1];
+  std::vector<PieceRef> sorted(refs.size());
+  for (const PieceRef& ref : refs) sorted[next[static_cast<size_t>(ref.entry)]++] = ref;
+  std::uint32_t begin = 0;
+  for (size_t n = 0; n < num_entries; begin = next[n++]) {
+    if (next[n] - begin < 2) continue;
+    std::sort(sorted.begin() + begin, sorted.begin() + next[n],
+              [](const PieceRef& a, const PieceRef& b) {
+                return std::tie(a.time, a.piece) < std::tie(b.time, b.piece);
+              });
+  }
+  return sorted;
+}
+
 // Checkpoint pieces by entry and time; the rest as it comes.
 void LoadPlanBuilder::EmitWrites() {
   std::vector<PieceRef> refs;
@@ -198,28 +217,23 @@ void LoadPlanBuilder::EmitWrites() {
       if (!fallbacks_->Contains(entry)) refs.push_back({entry, time, 0, target, nullptr});
     }
     for (TargetWrite& write : state.writes) {
+      if (!IsKept(write)) continue;
       for (size_t k = 0; k < write.visible.size(); ++k) {
-        const Piece& piece = write.visible[k];
-        if (!IsKept(piece) || storage(piece.storage).kind != StorageKind::kCheckpoint) continue;
-        refs.push_back({storage(piece.storage).ref, write.time, static_cast<std::int32_t>(k),
-                        target, &write});
+        const StorageRecord& origin = storage(write.visible[k].storage);
+        if (origin.kind != StorageKind::kCheckpoint) continue;
+        refs.push_back({origin.ref, write.time, static_cast<std::int32_t>(k), target, &write});
       }
       EmitNameless(target, write);
-      if (!write.is_overwritten) continue;
-      for (const std::int32_t name : write.names) {
-        if (write.is_overwritten_by_nothing_named) overwritten_.emplace(name, "a constant");
-      }
+      if (!write.is_overwritten_by_nothing_named) continue;
+      for (const std::int32_t name : write.names) overwritten_.emplace(name, "a constant");
     }
   }
-  std::sort(refs.begin(), refs.end(), [](const PieceRef& a, const PieceRef& b) {
-    return std::tie(a.entry, a.time, a.piece) < std::tie(b.entry, b.time, b.piece);
-  });
-  EmitOfEntries(refs);
+  EmitOfEntries(ByEntry(refs, plan_.sources_.size()));
 }
 
 void LoadPlanBuilder::EmitNameless(StorageId target, TargetWrite& write) {
   for (Piece& piece : write.visible) {
-    if (!IsKept(piece) || IsNoWrite(target, piece)) continue;
+    if (IsNoWrite(target, piece)) continue;
     const Origin origin = OriginOf(piece.storage);
     if (origin.kind == OriginKind::kCheckpoint) continue;
     std::vector<WriteItem>& items = origin.kind == OriginKind::kConstant    ? plan_.constants_

@@ -33,11 +33,11 @@ class LoadPlanBuilder {
   };
   // Where a checkpoint piece of the plan is held until it is emitted.
   struct PieceRef {
-    std::int32_t entry;
-    std::int32_t time;
-    std::int32_t piece;          // in `held`; 0 for a plain copy
-    StorageId target;
-    TargetWrite* held;           // nullptr: a plain copy, the record itself
+    std::int32_t entry = -1;
+    std::int32_t time = -1;
+    std::int32_t piece = 0;        // in `held`; 0 for a plain copy
+    StorageId target = -1;
+    TargetWrite* held = nullptr;   // nullptr: a plain copy, the record itself
   };
 
   absl::Status CheckNames();
@@ -55,10 +55,13 @@ class LoadPlanBuilder {
   void CheckCoverage();
   Index WrittenNbytes(StorageId target, const TargetState& state) const;
   std::vector<StridedLayout> WrittenRegions(StorageId target, const TargetState& state) const;
-  bool IsKept(const Piece& piece);
+  // Whether the plan writes the record: else all of it goes through the loader, bytes
+  // with no name behind them included.
+  bool IsKept(const TargetWrite& write) const;
   void EmitPrograms();
   void EmitWrites();
   void EmitNameless(StorageId target, TargetWrite& write);
+  static std::vector<PieceRef> ByEntry(const std::vector<PieceRef>& refs, size_t num_entries);
   void EmitOfEntries(const std::vector<PieceRef>& refs);
   void IndexProgramReads();
   void Classify();

@@ -40,8 +40,7 @@ void FallbackSet::Add(std::int32_t name, std::string reason) {
   const auto n = static_cast<size_t>(name);
   if (is_fallback_[n]) return;
   is_fallback_[n] = true;
-  reasons_[n] = std::move(reason);
-  ++num_fallbacks_;
+  reasons_.emplace(name, std::move(reason));
 }
 
 void FallbackSet::AddAll(std::span<const std::int32_t> names, const std::string& reason) {

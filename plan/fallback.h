@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "plan/load_plan.h"
 #include "plan/records.h"
@@ -38,7 +39,7 @@ inline constexpr std::string_view kNamelessLiveRead =
 class FallbackSet {
  public:
   explicit FallbackSet(const std::vector<SourceTensor>& sources)
-      : sources_(sources), is_fallback_(sources.size()), reasons_(sources.size()) {}
+      : sources_(sources), is_fallback_(sources.size()) {}
 
   void Add(std::int32_t name, std::string reason);
   void AddAll(std::span<const std::int32_t> names, const std::string& reason);
@@ -51,9 +52,10 @@ class FallbackSet {
 
   bool Contains(std::int32_t name) const { return is_fallback_[static_cast<std::size_t>(name)]; }
   bool ContainsAnyOf(std::span<const std::int32_t> names) const;
-  bool empty() const { return num_fallbacks_ == 0; }
-  std::size_t size() const { return num_fallbacks_; }
-  std::string& reason(std::int32_t name) { return reasons_[static_cast<std::size_t>(name)]; }
+  bool empty() const { return reasons_.empty(); }
+  std::size_t size() const { return reasons_.size(); }
+  // Of a name that it contains.
+  std::string& reason(std::int32_t name) { return reasons_.at(name); }
 
  private:
   struct Group {
@@ -63,8 +65,7 @@ class FallbackSet {
 
   const std::vector<SourceTensor>& sources_;
   std::vector<bool> is_fallback_;
-  std::vector<std::string> reasons_;
-  std::size_t num_fallbacks_ = 0;
+  absl::flat_hash_map<std::int32_t, std::string> reasons_;
   std::vector<Group> groups_;
 };
 

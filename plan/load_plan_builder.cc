@@ -195,6 +195,9 @@ absl::Status LoadPlanBuilder::NoteOverlaps() {
   std::vector<std::string> sentences;
   for (const auto& [id, state] : states_) {
     const std::string& target = target_name(id);
+    for (const auto& [one, other] : state.neighbours) {
+      fallbacks_->AddGroup({one, other}, absl::StrCat("it shares bytes of `", target, "` with"));
+    }
     for (const NameMeeting& meeting : state.meetings) {
       const std::string& earlier = plan_.sources_[static_cast<size_t>(meeting.earlier)].name;
       const std::string& later = plan_.sources_[static_cast<size_t>(meeting.later)].name;
@@ -208,10 +211,7 @@ absl::Status LoadPlanBuilder::NoteOverlaps() {
           fallbacks_->Add(meeting.earlier, OverlapReason(later, target));
           fallbacks_->Add(meeting.later, OverlapReason(earlier, target));
           break;
-        case OverlapPolicy::kLastWins:
-          fallbacks_->AddGroup({meeting.earlier, meeting.later},
-                               absl::StrCat("it shares bytes of `", target, "` with"));
-          break;
+        case OverlapPolicy::kLastWins: break;
       }
       const auto [first, second] = std::minmax(meeting.earlier, meeting.later);
       plan_.overlaps_.push_back({first, second, id, meeting.nbytes});

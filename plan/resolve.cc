@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -117,14 +118,14 @@ bool SymbolicMemory::WritesOnce(Index time) const {
 }
 
 const WriteIndex& SymbolicMemory::IndexOf(StorageId storage) const {
-  std::optional<WriteIndex>& index = indices_[static_cast<size_t>(storage)];
+  std::unique_ptr<WriteIndex>& index = indices_[static_cast<size_t>(storage)];
   if (!index) {
     std::vector<TimedSpan> spans;
     spans.reserve(WritesInto(storage).size());
     for (const std::int32_t time : WritesInto(storage)) {
       spans.push_back({time, log_.copies[static_cast<size_t>(time)].map.ToSpan()});
     }
-    index.emplace(std::move(spans));
+    index = std::make_unique<WriteIndex>(std::move(spans));
   }
   return *index;
 }

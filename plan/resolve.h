@@ -4,7 +4,7 @@
 #define LOADPLAN_PLAN_RESOLVE_H_
 
 #include <cstdint>
-#include <optional>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -69,8 +69,8 @@ class SymbolicMemory {
   const RecordLog& log_;
   std::vector<std::int32_t> first_write_;  // per storage, into writes_; one more at the end
   std::vector<std::int32_t> writes_;
-  mutable std::vector<std::optional<WriteIndex>> indices_;  // per storage
-  mutable std::vector<std::int8_t> writes_once_;            // per copy; -1: not known yet
+  mutable std::vector<std::unique_ptr<WriteIndex>> indices_;  // per storage
+  mutable std::vector<std::int8_t> writes_once_;              // per copy; -1: not known yet
   mutable Index work_left_;  // pieces that may still be made, over all reads
 };
 

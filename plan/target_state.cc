@@ -60,6 +60,7 @@ class Resolver {
   Pairs pairs_;                                        // sorted
   std::vector<std::optional<TargetWrite>> writes_;     // by position; nullopt: plain
   std::map<std::pair<std::int32_t, std::int32_t>, Index> meetings_;
+  Pairs neighbours_;
 };
 
 bool Resolver::IsPlainSource(size_t position) const {
@@ -109,6 +110,10 @@ TargetState Resolver::Run() {
     if (writes_[p]) state.writes.push_back(*std::move(writes_[p]));
     else state.plain.push_back(times_[p]);
   }
+  std::sort(neighbours_.begin(), neighbours_.end());
+  neighbours_.erase(std::unique(neighbours_.begin(), neighbours_.end()), neighbours_.end());
+  std::erase_if(neighbours_, [](const auto& pair) { return pair.first == pair.second; });
+  state.neighbours = std::move(neighbours_);
   state.meetings.reserve(meetings_.size());
   for (const auto& [names, nbytes] : meetings_) {
     state.meetings.push_back({names.first, names.second, nbytes});
@@ -120,14 +125,17 @@ void Resolver::FindMeetings() {
   for (const auto& [first, second] : pairs_) {
     ResolveWrite(static_cast<size_t>(first));
     TargetWrite& earlier = *writes_[static_cast<size_t>(first)];
-    earlier.is_overwritten = true;
     // A later copy needs resolving only where names could meet: padding that is
     // zeroed first leaves the copies over it plain.
     if (earlier.names.empty()) continue;
     ResolveWrite(static_cast<size_t>(second));
     const TargetWrite& later = *writes_[static_cast<size_t>(second)];
-    if (later.names.empty()) earlier.is_overwritten_by_nothing_named = true;
-    else MeetNames(earlier, later);
+    if (later.names.empty()) {
+      earlier.is_overwritten_by_nothing_named = true;
+      continue;
+    }
+    MeetNames(earlier, later);
+    neighbours_.emplace_back(earlier.names.front(), later.names.front());
   }
 }
 
