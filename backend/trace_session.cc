@@ -201,6 +201,21 @@ void TraceSession::RecordCopy(const at::Tensor& to, const at::Tensor& from, bool
   Push(to, std::move(record), ran);
 }
 
+void TraceSession::RecordMoves(const at::Tensor& to,
+                               std::vector<std::pair<StorageId, StridedMap>> moves) {
+  const ModeOff mode_off;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const StorageId to_storage = Register(to);
+  for (auto& [from, map] : moves) {
+    CopyRecord record;
+    record.to = to_storage;
+    record.from = from;
+    record.to_dtype = record.from_dtype = ToDType(to.scalar_type());
+    record.map = std::move(map);
+    Push(to, std::move(record), /*ran=*/false);
+  }
+}
+
 void TraceSession::RecordConstant(const at::Tensor& to, const at::Tensor& value) {
   if (to.numel() == 0) return;
   RecordCopy(to, NewConstantTensor(value), /*ran=*/false);

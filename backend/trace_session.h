@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -69,7 +70,9 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   // equal sizes. Registers `to` where it is a real tensor the pass has not met. Live memory is not
   // written; `ran` says that the caller did write it for real.
   void RecordCopy(const at::Tensor& to, const at::Tensor& from, bool ran);
-  // The same from a captured value, broadcast to `to`.
+  // Parts of `to` become copies of bytes of other storages, all of one dtype.
+  void RecordMoves(const at::Tensor& to, std::vector<std::pair<StorageId, StridedMap>> moves);
+  // The same as RecordCopy from a captured value, broadcast to `to`.
   void RecordConstant(const at::Tensor& to, const at::Tensor& value);
   // Adds a node; returns for each result the storage of its value (in result order).
   std::vector<StorageId> RecordNode(NodeRecord node, std::shared_ptr<const OperatorNode> program);

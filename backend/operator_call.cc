@@ -1,0 +1,345 @@
+#include "backend/operator_call.h"
+
+#include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "backend/movement.h"
+#include "backend/watcher.h"
+
+namespace loadplan {
+
+void OperatorCall::Collect() {
+  for (std::size_t i = 0; i < schema_.arguments().size(); ++i) {
+    const c10::IValue& value = argument(i);
+    if (value.isTensor()) {
+      Add(i, -1, value.toTensor());
+    } else if (value.isTensorList()) {
+      const c10::List<at::Tensor> list = value.toTensorList();
+      for (std::size_t k = 0; k < list.size(); ++k) Add(i, static_cast<int64_t>(k), list[k]);
+    } else if (value.isOptionalTensorList()) {
+      const auto list = value.toOptionalTensorList();
+      for (std::size_t k = 0; k < list.size(); ++k) {
+        const std::optional<at::Tensor> tensor = list[k];
+        if (tensor.has_value()) Add(i, static_cast<int64_t>(k), *tensor);
+      }
+    }
+  }
+}
+
+void OperatorCall::Add(std::size_t position, int64_t element, const at::Tensor& tensor) {
+  if (!tensor.defined()) return;
+  if (IsWrapper(tensor)) {
+    has_wrapper_ = true;
+    return;
+  }
+  TensorArgument found{position, element, tensor,      session_.Find(tensor),
+                       false,    false,   std::nullopt};
+  touches_ |= found.touched.touch != Touch::kPlain;
+  const c10::AliasInfo* const alias = schema_.arguments()[position].alias_info();
+  found.written = alias != nullptr && alias->isWrite();
+  found.is_out = found.written && schema_.arguments()[position].is_out();
+  tensors_.push_back(std::move(found));
+}
+
+std::vector<at::Tensor> OperatorCall::Symbolic() const {
+  std::vector<at::Tensor> symbolic;
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.touched.touch != Touch::kPlain && !arg.is_out) symbolic.push_back(arg.tensor);
+  }
+  return symbolic;
+}
+
+// `p.set_(w)`, `p.resize_(...)`: the address that a CUDA graph has recorded would move.
+void OperatorCall::CheckNoRebinding() {
+  const std::string& op = op_.operator_name().name;
+  if (op != "aten::set_" && op != "aten::resize_" && op != "aten::set_data") return;
+  const TensorArgument& self = tensors_.front();
+  if (self.touched.touch == Touch::kPlain && tensors_.size() < 2) return;
+  if (op == "aten::resize_" && self.tensor.sizes() == at::IntArrayRef(argument(1).toIntVector()))
+    return;
+  session_.RecordRefusal(name(), "moves a live tensor to other memory", "", Symbolic());
+  TORCH_CHECK(false, "`", name(), "` would move ", session_.Describe(self.tensor),
+              " to other memory, which a load plan cannot follow; copy into it instead");
+}
+
+// Memory holds what the loader would see, and no target would be written.
+bool OperatorCall::CanRunForReal() const {
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.touched.touch == Touch::kStale || arg.touched.touch == Touch::kTrace) return false;
+    if (arg.written && session_.IsTarget(arg.touched.storage)) return false;
+  }
+  return true;
+}
+
+void OperatorCall::RunForReal() {
+  NodeRecord record = MakeRecord();
+  const std::shared_ptr<OperatorNode> program = CaptureProgram();
+  std::vector<at::Tensor> mutated;
+  std::vector<at::Tensor> all;
+  for (const TensorArgument& arg : tensors_) {
+    all.push_back(arg.tensor);
+    if (arg.written) mutated.push_back(arg.tensor);
+  }
+  {
+    const ModeOff mode_off;
+    const StorageGuards::Lift lift(session_.guards(), StoragesOf(all));
+    op_.callBoxed(&stack_);
+  }
+  const std::span<const c10::IValue> returned(stack_.data() + begin_, stack_.size() - begin_);
+  std::vector<at::Tensor> values = FreshOutputs(schema_, returned);
+  values.insert(values.end(), mutated.begin(), mutated.end());
+  std::vector<at::Tensor> strided;
+  for (const at::Tensor& value : values) {
+    if (value.defined() && value.layout() == at::kStrided && value.has_storage())
+      strided.push_back(value);
+  }
+  if (strided.size() != values.size())
+    record.not_replayable = absl::StrCat("`", name(), "` gives no strided tensor");
+  if (strided.empty()) return;
+  for (const at::Tensor& value : strided) program->results.push_back(MetaOf(value));
+  const std::vector<StorageId> outputs = session_.RecordNode(std::move(record), program);
+  for (std::size_t i = 0; i < strided.size(); ++i) {
+    session_.RecordValue(strided[i], outputs[i], program->results[i], /*ran=*/true);
+  }
+}
+
+bool OperatorCall::RunOnConstants() {
+  if (random_) return false;
+  for (TensorArgument& arg : tensors_) {
+    if (arg.touched.touch == Touch::kPlain) continue;
+    if (arg.touched.touch != Touch::kKnown)
+      arg.constant = session_.ConstantValue(arg.tensor, arg.written);
+  }
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.touched.touch != Touch::kPlain && !arg.constant.has_value()) return false;
+  }
+  const ModeOff mode_off;
+  for (std::size_t i = 0; i < schema_.arguments().size(); ++i) {
+    if (argument(i).isDevice()) argument(i) = c10::Device(c10::kCPU);
+  }
+  for (const TensorArgument& arg : tensors_) {
+    const at::Tensor value = arg.constant.has_value() ? *arg.constant : arg.tensor.cpu();
+    SetArgument(argument(arg.position), arg.element, value);
+  }
+  op_.callBoxed(&stack_);
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.written && arg.constant.has_value()) session_.RecordConstant(arg.tensor, *arg.constant);
+  }
+  std::vector<c10::IValue> returned(stack_.begin() + static_cast<std::ptrdiff_t>(begin_),
+                                    stack_.end());
+  std::vector<at::Tensor> fresh;
+  for (const at::Tensor& output : FreshOutputs(schema_, returned))
+    fresh.push_back(session_.NewConstantTensor(output));
+  ReturnTraced(returned, fresh);
+  return true;
+}
+
+// Puts the returned values on the stack, tensors replaced by those of the pass.
+void OperatorCall::ReturnTraced(std::vector<c10::IValue>& returned,
+                                const std::vector<at::Tensor>& fresh) {
+  std::size_t next = 0;
+  std::size_t next_written = 0;
+  std::vector<at::Tensor> written;
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.written) written.push_back(arg.tensor);
+  }
+  for (std::size_t i = 0; i < returned.size(); ++i) {
+    const c10::AliasInfo* const alias = schema_.returns()[i].alias_info();
+    if (alias != nullptr && alias->isWrite()) {
+      returned[i] = written[next_written++];
+    } else if (returned[i].isTensor()) {
+      returned[i] = fresh[next++];
+    } else if (returned[i].isTensorList()) {
+      c10::List<at::Tensor> list;
+      for (std::size_t k = returned[i].toTensorVector().size(); k > 0; --k)
+        list.push_back(fresh[next++]);
+      returned[i] = list;
+    }
+  }
+  stack_.resize(begin_);
+  for (c10::IValue& value : returned) stack_.push_back(std::move(value));
+}
+
+// See Note [Movement by labels].
+bool OperatorCall::RecordMovement() {
+  const MovementRule* const rule = FindMovementRule(op_.operator_name());
+  if (rule == nullptr) return false;
+  const ModeOff mode_off;
+  std::vector<c10::IValue> call(stack_.begin() + static_cast<std::ptrdiff_t>(begin_), stack_.end());
+  std::vector<at::Tensor> data;  // by label
+  std::vector<bool> labelled(call.size(), false);
+  int64_t num_labels = 0;
+  for (const TensorArgument& arg : tensors_) {
+    const std::string& argument_name = schema_.arguments()[arg.position].name();
+    const bool moves =
+        arg.element < 0 && std::ranges::find(rule->data, argument_name) != rule->data.end();
+    const bool known = arg.touched.touch == Touch::kPlain || arg.constant.has_value();
+    if (!moves) {
+      if (!known) return false;
+      SetArgument(call[arg.position], arg.element,
+                  arg.constant.has_value() ? *arg.constant : arg.tensor.cpu());
+      continue;
+    }
+    num_labels += arg.tensor.numel();
+    data.push_back(known && !arg.written
+                       ? session_.NewConstantTensor(arg.constant.value_or(arg.tensor))
+                       : arg.tensor);
+    labelled[arg.position] = true;
+    if (num_labels > kMaxLabels) return false;
+    SetArgument(call[arg.position], -1,
+                LabelsOf(data.back(), static_cast<int64_t>(data.size()) - 1));
+  }
+  const at::ScalarType dtype = data.front().scalar_type();
+  for (std::size_t i = 0; i < call.size(); ++i) {
+    const std::string& argument_name = schema_.arguments()[i].name();
+    if (argument_name == rule->must_be_false && call[i].toBool()) return false;
+    if (labelled[i] || std::ranges::find(rule->data, argument_name) == rule->data.end()) continue;
+    // A scalar that moves in: a one-element constant, in the dtype it would be stored in.
+    if (at::result_type(at::empty({1}, at::TensorOptions(dtype)), call[i].toScalar()) != dtype)
+      return false;
+    data.push_back(
+        session_.NewConstantTensor(at::full({}, call[i].toScalar(), at::TensorOptions(dtype))));
+    const at::Tensor label = LabelsOf(data.back(), static_cast<int64_t>(data.size()) - 1);
+    call[i] = at::Scalar(label.item<int64_t>());
+  }
+  for (const at::Tensor& tensor : data) {
+    if (tensor.scalar_type() != dtype) return false;
+  }
+  op_.callBoxed(&call);
+  return RecordMoved(call.front().toTensor(), data);
+}
+
+// `labels` says for each element of the result which element of `data` it is.
+bool OperatorCall::RecordMoved(const at::Tensor& labels, const std::vector<at::Tensor>& data) {
+  const bool in_place = tensors_.front().written;
+  const at::Tensor to = in_place ? tensors_.front().tensor
+                                 : session_.NewTemporary(labels.sizes(), labels.strides(),
+                                                         data.front().scalar_type());
+  auto moved = MovesOf(labels, to, in_place ? 0 : -1);
+  if (!moved.has_value()) return false;
+  std::vector<std::pair<StorageId, StridedMap>> moves;
+  for (Move& move : *moved) {
+    const at::Tensor& from = data[static_cast<std::size_t>(move.argument)];
+    moves.emplace_back(session_.Find(from).storage, std::move(move.map));
+  }
+  session_.RecordMoves(to, std::move(moves));
+  stack_.resize(begin_);
+  stack_.emplace_back(to);
+  return true;
+}
+
+NodeRecord OperatorCall::MakeRecord() const {
+  NodeRecord record;
+  record.op = name();
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.touched.touch == Touch::kPlain || arg.is_out || arg.constant.has_value()) continue;
+    record.inputs.push_back(session_.ReadOf(arg.tensor));
+  }
+  if (random_) record.not_replayable = absl::StrCat("`", record.op, "` draws random numbers");
+  return record;
+}
+
+std::shared_ptr<OperatorNode> OperatorCall::CaptureProgram() const {
+  const ModeOff mode_off;
+  auto program =
+      std::make_shared<OperatorNode>(OperatorNode{op_, {}, {}, 0, {}, at::ScalarType::Float});
+  program->default_dtype = at::get_default_dtype_as_scalartype();
+  program->arguments.assign(stack_.begin() + static_cast<std::ptrdiff_t>(begin_), stack_.end());
+  for (c10::IValue& value : program->arguments) {
+    if (value.isDevice() && value.toDevice().is_privateuseone()) value = c10::Device(c10::kCPU);
+  }
+  for (const TensorArgument& arg : tensors_) {
+    const bool symbolic = arg.touched.touch != Touch::kPlain && !arg.constant.has_value();
+    if (symbolic || arg.written) {
+      program->slots.push_back(
+          {arg.position, arg.element, arg.is_out || !symbolic, MetaOf(arg.tensor)});
+      if (!program->slots.back().is_output) ++program->num_inputs;
+    }
+    // A real tensor that takes part is captured by value: it may change before a replay.
+    const at::Tensor value = symbolic || arg.written    ? at::Tensor()
+                             : arg.constant.has_value() ? *arg.constant
+                                                        : arg.tensor.detach().clone();
+    SetArgument(program->arguments[arg.position], arg.element, value);
+  }
+  return program;
+}
+
+std::vector<c10::IValue> OperatorCall::MetaArguments() const {
+  std::vector<c10::IValue> arguments(stack_.begin() + static_cast<std::ptrdiff_t>(begin_),
+                                     stack_.end());
+  for (c10::IValue& value : arguments) {
+    if (value.isDevice()) value = c10::Device(c10::kMeta);
+  }
+  for (const TensorArgument& arg : tensors_) {
+    // Wrapped numbers and CPU scalars promote differently from tensors, so they stay.
+    const bool scalar =
+        arg.touched.touch == Touch::kPlain && arg.tensor.dim() == 0 && arg.tensor.is_cpu();
+    if (scalar && !arg.written) continue;
+    SetArgument(arguments[arg.position], arg.element, MetaLike(arg.tensor));
+  }
+  return arguments;
+}
+
+void OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack) {
+  if (op_.hasTag(at::Tag::data_dependent_output)) RefuseValueRead(session_, name(), Symbolic());
+  const at::AutoDispatchBelowAutograd no_autograd;
+  std::string error;
+  try {
+    op_.callBoxed(&stack);
+    return;
+  } catch (const c10::NotImplementedError& e) {
+    error = e.what_without_backtrace();
+  } catch (const c10::Error& e) {
+    error = e.what_without_backtrace();
+    // Anything else is the loader's own mistake, in the words of the eager call.
+    if (error.find("meta") == std::string::npos && error.find("Meta") == std::string::npos) throw;
+  }
+  RefuseValueRead(session_, name(), Symbolic());
+}
+
+void OperatorCall::RecordNode() {
+  for (const TensorArgument& arg : tensors_) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!arg.tensor.is_conj() && !arg.tensor.is_neg(), "`", name(), "` on a lazily conjugated ",
+                                session_.Describe(arg.tensor), " cannot be traced; call resolve_conj() first");
+  }
+  const ModeOff mode_off;
+  NodeRecord record = MakeRecord();
+  const std::shared_ptr<OperatorNode> program = CaptureProgram();
+  std::vector<c10::IValue> returned = MetaArguments();
+  std::vector<std::pair<at::Tensor, at::Tensor>> mutated;  // the argument and its meta twin
+  for (const TensorArgument& arg : tensors_) {
+    if (!arg.written) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(arg.element < 0, "`", name(), "` writes a list of tensors, which cannot be traced");
+    mutated.emplace_back(arg.tensor, returned[arg.position].toTensor());
+  }
+  RunOnMeta(returned);
+  const std::vector<at::Tensor> fresh = FreshOutputs(schema_, returned);
+  for (const at::Tensor& output : fresh) program->results.push_back(MetaOf(output));
+  for (const auto& [original, meta] : mutated) {
+    TORCH_CHECK_NOT_IMPLEMENTED(original.sizes() == meta.sizes(), "`", name(), "` resizes its output, which cannot be traced");
+    program->results.push_back(MetaOf(meta));
+  }
+  std::vector<at::Tensor> traced;
+  if (!program->results.empty()) {
+    if (at::autocast::is_autocast_enabled(at::kCPU) ||
+        at::autocast::is_autocast_enabled(at::kCUDA)) {
+      record.not_replayable = absl::StrCat("`", record.op, "` runs under autocast");
+    }
+    const std::vector<StorageId> values = session_.RecordNode(std::move(record), program);
+    for (std::size_t i = 0; i < fresh.size(); ++i)
+      traced.push_back(session_.NewValueTensor(values[i], program->results[i]));
+    for (std::size_t i = 0; i < mutated.size(); ++i) {
+      session_.RecordValue(mutated[i].first, values[fresh.size() + i],
+                           program->results[fresh.size() + i], /*ran=*/false);
+    }
+  }
+  ReturnTraced(returned, traced);
+}
+
+}  // namespace loadplan
