@@ -13,6 +13,7 @@ namespace {
 
 using geometry_internal::CommonPart;
 using geometry_internal::Divide;
+using geometry_internal::FoldDims;
 using geometry_internal::Grid;
 using geometry_internal::GridDims;
 using geometry_internal::GridOf;
@@ -47,7 +48,8 @@ absl::Status DivideLayouts(const StridedLayout& layout, const StridedLayout& reg
     return absl::OkStatus();
   }
   Index pieces_left = max_pieces;
-  const Grid region_grid = GridOf(region);
+  Grid region_grid = GridOf(region);
+  FoldDims(&region_grid.dims);
   const auto on_common = [&](const CommonPart& part) {
     common->push_back(part.OnA());
     return absl::OkStatus();
@@ -95,7 +97,9 @@ absl::StatusOr<std::vector<StridedMap>> SubtractTo(const StridedMap& map,
   const Grid a = GridOf(map, Side::kTo, &repeats);
   std::vector<Grid> rest;
   Index pieces_left = max_pieces;
-  if (absl::Status s = Divide(a, GridOf(region), &pieces_left, Ignore, &rest); !s.ok()) return s;
+  Grid b = GridOf(region);
+  FoldDims(&b.dims);
+  if (absl::Status s = Divide(a, b, &pieces_left, Ignore, &rest); !s.ok()) return s;
   return MergedMaps(rest, Side::kTo, repeats);
 }
 
