@@ -13,14 +13,6 @@
 namespace loadplan {
 namespace {
 
-std::string CastText(const std::vector<DType>& casts) {
-  std::string text;
-  for (const DType& dtype : casts) {
-    absl::StrAppend(&text, text.empty() ? "cast " : " -> ", std::string(dtype.name));
-  }
-  return text;
-}
-
 // Whether one target shows the whole storage, so that counting bytes is enough.
 bool ShowsWhole(const TargetTensor& target, Index storage_nbytes) {
   return target.layout.byte_offset() == 0 && target.layout.nbytes() == storage_nbytes &&
@@ -163,7 +155,8 @@ void LoadPlanBuilder::EmitPrograms() {
       input.layout = StridedLayout::Unchecked(/*byte_offset=*/0, layout.shape(),
                                               layout.byte_strides(), layout.itemsize());
       for (const Piece& piece : node.inputs[i]) {
-        input.pieces.push_back({OriginOf(piece.storage), /*target=*/-1, piece.map, piece.casts});
+        input.pieces.push_back(
+            {OriginOf(piece.storage), /*target=*/-1, Coalesce(piece.map), piece.casts});
       }
     }
   }

@@ -1,9 +1,12 @@
 #include "plan/load_plan.h"
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
+#include <ostream>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "plan/report.h"
 
 namespace loadplan {
@@ -70,6 +73,30 @@ std::string_view ToString(EntryKind kind) {
     case EntryKind::kUnneeded: return "unneeded";
   }
   return "unknown";
+}
+
+std::string CastText(const std::vector<DType>& casts) {
+  std::string text;
+  for (const DType& dtype : casts) {
+    absl::StrAppend(&text, text.empty() ? "cast " : " -> ", std::string(dtype.name));
+  }
+  return text;
+}
+
+std::string ToString(const WriteItem& item) {
+  static constexpr std::array kOrigins = {"checkpoint", "constant", "live storage", "program"};
+  std::string text = absl::StrCat(kOrigins[static_cast<size_t>(item.origin.kind)], " ",
+                                  item.origin.index);
+  if (item.origin.output != 0) absl::StrAppend(&text, " output ", item.origin.output);
+  absl::StrAppend(&text, " -> ",
+                  item.target < 0 ? "input" : absl::StrCat("storage ", item.target), ": ",
+                  ToString(item.map));
+  if (!item.casts.empty()) absl::StrAppend(&text, ", ", CastText(item.casts));
+  return text;
+}
+
+std::ostream& operator<<(std::ostream& stream, const WriteItem& item) {
+  return stream << ToString(item);
 }
 
 std::optional<std::int32_t> LoadPlan::Find(std::string_view name) const {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <iosfwd>
 #include <optional>
 #include <span>
 #include <string>
@@ -70,6 +71,15 @@ struct WriteItem {
   std::vector<DType> casts;
 };
 
+// `checkpoint 0 -> storage 4: 0 + ():() x 8 <- 16 + ():() x 8`, with
+// `, cast float32 -> bfloat16` behind it where items are converted; `-> input` where the
+// target is a program's input.
+LOADPLAN_API std::string ToString(const WriteItem& item);
+LOADPLAN_API std::ostream& operator<<(std::ostream& stream, const WriteItem& item);
+
+// `cast float32 -> bfloat16 -> float32`.
+LOADPLAN_API std::string CastText(const std::vector<DType>& casts);
+
 // One input of a program: bytes gathered into a buffer that is laid out like the
 // tensor the operator saw (`layout`, gaps included), offset 0.
 struct ProgramInput {
@@ -112,8 +122,15 @@ struct UncoveredTarget {
 
 enum class OverlapPolicy : std::uint8_t { kFallback, kLastWins, kError };
 
+// Moved, never copied: names are found through views into the plan itself.
 class LOADPLAN_API LoadPlan {
  public:
+  LoadPlan() = default;
+  LoadPlan(LoadPlan&&) = default;
+  LoadPlan& operator=(LoadPlan&&) = default;
+  LoadPlan(const LoadPlan&) = delete;
+  LoadPlan& operator=(const LoadPlan&) = delete;
+
   const std::vector<SourceTensor>& sources() const { return sources_; }
   const std::vector<TargetTensor>& targets() const { return targets_; }
   const std::vector<PlanEntry>& entries() const { return entries_; }  // parallel to sources()

@@ -241,7 +241,7 @@ int NumPrograms() {
   return env != nullptr ? std::stoi(env) : 20000;
 }
 
-TEST(PlanDifferentialTest, LeavesTheBytesOfTheProgram) {
+TEST(PlanDifferentialPropertyTest, LeavesTheBytesOfTheProgram) {
   Tally tally;
   ForEachRandom(NumPrograms(), [&](std::mt19937& generator) {
     const RandomProgram program = MakeRandomProgram(generator);
