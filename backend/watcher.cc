@@ -76,6 +76,10 @@ void JoinAndCall(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   };
   for (const c10::IValue& value : c10::ArrayRef<c10::IValue>(*stack).slice(stack->size() - count)) {
     if (value.isTensor()) look(value.toTensor());
+    if (value.isDevice() && value.toDevice().is_privateuseone() && session == nullptr) {
+      if (TraceSession* const current = TraceSession::Current())
+        session = current->shared_from_this();
+    }
     if (value.isTensorList()) {
       for (const at::Tensor& tensor : value.toTensorVector()) look(tensor);
     }
@@ -84,8 +88,18 @@ void JoinAndCall(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(session->active(), "`", op.operator_name(),
               "` is called on a trace tensor whose pass has ended; trace tensors hold no data and live only as long as "
               "the pass that made them");
-  TORCH_CHECK(TraceSession::Current() != session.get(), "`", op.operator_name(), "` is not available on the trace device");
-  session->JoinThread();
+  // `torch.tensor(values, device=trace)` switches every mode off for a while, ours too.
+  c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  static thread_local int depth = 0;
+  TORCH_CHECK(depth < 4, "`", op.operator_name(), "` is not available on the trace device");
+  struct Depth {
+    Depth() { ++depth; }
+    ~Depth() { --depth; }
+  } const inside;
+  if (TraceSession::Current() != session.get()) session->JoinThread();
+  keys.excluded_ = keys.excluded_.remove(kModeKey);
+  keys.included_ = keys.included_.add(kModeKey);
+  const c10::impl::ForceDispatchKeyGuard on(keys);
   op.callBoxed(stack);
 }
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from . import _curious
 from ._library import CODE_OF, classes
 from ._rebinding import Bindings
 from .metadata import ParamMeta
@@ -76,6 +77,7 @@ class _Pass:
     def run(self, diagnose: bool) -> None:
         load_weights = self.targets.load_weights
         self.tracer.begin_pass()
+        _curious.install()
         try:
             with join_threads(self.tracer):
                 if diagnose:
@@ -214,7 +216,7 @@ def join_threads(tracer: Any) -> Iterator[None]:
     global _joins
     with _joins_lock:
         _joins += 1
-        threading.Thread.start = _start_joined  # type: ignore[method-assign]
+        threading.Thread.start = _start_joined  # type: ignore[assignment, method-assign]
     before = getattr(_tracers, "current", None)
     _tracers.current = tracer
     try:

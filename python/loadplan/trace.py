@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from . import _curious
 from ._passes import join_threads, make_tracer
 from .metadata import Source, metadata
 from .plan import OVERLAPS, Entry, LoadPlan
@@ -33,6 +34,7 @@ class Trace:
             raise RuntimeError("this trace has been used; make another one")
         self._tracer = make_tracer(self._targets, self._metas)
         self._tracer.begin_pass()
+        _curious.install()
         sources, tensors = self._tracer.pass_tensors()
         self._tensors = {
             self._metas[source].name: tensor
