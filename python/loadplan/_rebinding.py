@@ -103,7 +103,7 @@ def _same_place(tensor: Tensor, alias: Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return True
     with torch._C.DisableTorchFunctionSubclass():
-        return (
+        return bool(
             tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata
             and tensor.storage_offset() == alias.storage_offset()
             and tensor.shape == alias.shape

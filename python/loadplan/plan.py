@@ -47,8 +47,8 @@ class Write:
 class Entry:
     """What a plan does with one checkpoint tensor.
 
-    ``reads`` are the exact boxes that this rank needs, ``nbytes`` their size, ``inputs`` the boxes of
-    all names that a derived name is computed from together with it.
+    ``reads`` are the exact boxes that this rank needs, ``nbytes`` their size, ``inputs`` the
+    boxes of all names that a derived name is computed from together with it.
     """
 
     name: str
@@ -167,7 +167,6 @@ class LoadPlan:
             lines.append(
                 f"the loader set these while it was traced; they were put back: {shown}{more}"
             )
-        lines.append(f"traced and planned in {self.trace_seconds:.3f} s")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

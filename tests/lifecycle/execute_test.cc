@@ -1,0 +1,231 @@
+#include "lifecycle/execute.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <random>
+#include <utility>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/lifecycle/live_log.h"
+#include "tests/testing/seed.h"
+#include "tests/testing/status_matchers.h"
+
+namespace loadplan {
+namespace {
+
+using ::loadplan::testing::ForEachRandom;
+using ::loadplan::testing::IsOk;
+using ::loadplan::testing::kBFloat16;
+using ::loadplan::testing::kFloat16;
+using ::loadplan::testing::kFloat32;
+using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::StatusIs;
+using ::loadplan::testing::View;
+using ::testing::HasSubstr;
+
+// Runs an update with `tensors` (by source) in the given order.
+absl::Status Update(const BoundPlan& bound, const std::vector<at::Tensor>& tensors,
+                    const std::vector<std::int32_t>& order) {
+  PlanExecutor executor(bound.traced, bound.targets);
+  if (absl::Status status = executor.Begin(); !status.ok()) return status;
+  for (const std::int32_t source : order) {
+    // The sender's buffer, which is overwritten as soon as the call returns.
+    at::Tensor buffer = tensors[static_cast<std::size_t>(source)].clone();
+    if (absl::Status status = executor.Deliver(source, buffer); !status.ok()) return status;
+    buffer.fill_(-1);
+  }
+  return executor.Finish();
+}
+
+TEST(PlanExecutorTest, LandsBoxesInTheirRegions) {
+  LiveLog log;
+  const View target = log.Target("w", {4, 3});
+  const View source = log.Source("x", {3, 8});
+  log.Copy(target, source.Slice(1, 4, 8).Transpose(0, 1));
+  const auto bound = log.Bind().value();
+  const at::Tensor x = at::randn({3, 8});
+  ASSERT_THAT(Update(*bound, {x}, {0}), IsOk());
+  EXPECT_TRUE(at::equal(log.target(0), x.slice(1, 4, 8).t()));
+}
+
+TEST(PlanExecutorTest, TakesTensorsThatAreNotContiguous) {
+  LiveLog log;
+  log.Copy(log.Target("w", {4, 3}), log.Source("x", {4, 3}));
+  const auto bound = log.Bind().value();
+  const at::Tensor x = at::randn({3, 8}).slice(1, 2, 6).t();
+  PlanExecutor executor(bound->traced, bound->targets);
+  ASSERT_THAT(executor.Begin(), IsOk());
+  ASSERT_THAT(executor.Deliver(0, x), IsOk());
+  EXPECT_TRUE(at::equal(log.target(0), x));
+  EXPECT_EQ(executor.written_nbytes(), 48);
+}
+
+TEST(PlanExecutorTest, SetsConstantsAtTheEnd) {
+  LiveLog log;
+  const View target = log.Target("w", {4, 3});
+  log.Copy(target.Slice(0, 0, 2), log.Source("x", {2, 3}));
+  log.Copy(target.Slice(0, 2, 4), log.Constant(at::zeros({2, 3})));
+  const auto bound = log.Bind().value();
+  const at::Tensor x = at::randn({2, 3});
+  ASSERT_THAT(Update(*bound, {x}, {0}), IsOk());
+  EXPECT_TRUE(at::equal(log.target(0), at::cat({x, at::zeros({2, 3})})));
+}
+
+TEST(PlanExecutorTest, CopiesLiveBytesAsTheyWereBeforeTheUpdate) {
+  LiveLog log;
+  const View head = log.Target("head", {3});
+  const View old = log.Target("old", {3});
+  log.Copy(old, head);
+  log.Copy(head, log.Source("x", {3}));
+  const auto bound = log.Bind().value();
+  EXPECT_TRUE(PlanExecutor::ReadsLiveBytes(bound->plan()));
+  const at::Tensor before = log.target(0).clone();
+  const at::Tensor x = at::randn({3});
+  ASSERT_THAT(Update(*bound, {x}, {0}), IsOk());
+  EXPECT_TRUE(at::equal(log.target(0), x));
+  EXPECT_TRUE(at::equal(log.target(1), before));
+}
+
+TEST(PlanExecutorTest, RunsAProgramWhenItsLastInputArrives) {
+  for (const std::vector<std::int32_t>& order :
+       {std::vector<std::int32_t>{0, 1, 2}, {2, 1, 0}, {1, 0, 2}}) {
+    LiveLog log;
+    const View target = log.Target("w", {2, 3});
+    const View a = log.Source("a", {2, 3});
+    const View b = log.Source("b", {3, 2});
+    const View c = log.Source("c", {3});
+    // A program that reads another one's result, a transposed input and a broadcast one.
+    const View product = log.Multiply(a, b.Transpose(0, 1));
+    log.Copy(target, log.Multiply(product, c.Expand(0, 2)));
+    const auto bound = log.Bind().value();
+    ASSERT_EQ(bound->plan().programs().size(), 2U);
+    const std::vector<at::Tensor> in = {at::randn({2, 3}), at::randn({3, 2}), at::randn({3})};
+    ASSERT_THAT(Update(*bound, in, order), IsOk());
+    EXPECT_TRUE(at::equal(log.target(0), in[0] * in[1].t() * in[2]));
+  }
+}
+
+TEST(PlanExecutorTest, ComputesFromLiveBytesAtTheStart) {
+  LiveLog log;
+  const View target = log.Target("w", {3});
+  log.Copy(target, log.Multiply(target, log.Source("x", {3})));
+  const auto bound = log.Bind().value();
+  const at::Tensor before = log.target(0).clone();
+  const at::Tensor x = at::randn({3});
+  ASSERT_THAT(Update(*bound, {x}, {0}), IsOk());
+  EXPECT_TRUE(at::equal(log.target(0), before * x));
+}
+
+TEST(PlanExecutorTest, SaysWhichOperatorFailed) {
+  LiveLog log;
+  const View target = log.Target("w", {3});
+  const View a = log.Source("a", {3});
+  log.Copy(target, log.Multiply(a, a));
+  log.ForgetNodes();
+  const auto bound = log.Bind().value();
+  EXPECT_THAT(Update(*bound, {at::randn({3})}, {0}),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("`aten::mul.Tensor` failed")));
+}
+
+// ---------------------------------------------------------------- against running the log itself
+constexpr Index kExtent = 48;  // elements of every storage
+
+View RandomView(std::mt19937& gen, const View& whole, const DimVector& shape, bool is_source) {
+  std::vector<std::size_t> order(shape.size());
+  for (std::size_t d = 0; d < order.size(); ++d) order[d] = d;
+  std::shuffle(order.begin(), order.end(), gen);
+  DimVector strides(shape.size());
+  Index stride = 1;
+  for (const std::size_t d : order) {
+    strides[d] = stride;
+    stride *= shape[d];
+  }
+  Index step = std::max<Index>(1, kExtent / std::max<Index>(stride, 1));
+  step = 1 + static_cast<Index>(gen()) % step;
+  for (Index& value : strides) value *= step;
+  const Index slack = kExtent - stride * step;
+  for (Index& value : strides) {
+    if (is_source && gen() % 6 == 0) value = 0;
+  }
+  const Index offset = slack > 0 ? static_cast<Index>(gen()) % slack : 0;
+  const Index itemsize = whole.layout.itemsize();
+  for (Index& value : strides) value *= itemsize;
+  return whole.With(offset * itemsize, shape, strides);
+}
+
+// The log's storages as real tensors, on which every record is run as it is made.
+class Mirror {
+ public:
+  void Add(const View& view, at::Tensor tensor) {
+    tensors_.resize(std::max<std::size_t>(tensors_.size(), Key(view) + 1));
+    tensors_[Key(view)] = std::move(tensor);
+  }
+  at::Tensor Of(const View& view) const {
+    return ViewOf(ByteSide::OfStorage(tensors_[Key(view)]), view.layout, ToScalarType(view.dtype));
+  }
+
+ private:
+  static std::size_t Key(const View& view) { return static_cast<std::size_t>(view.storage); }
+  std::vector<at::Tensor> tensors_;
+};
+
+void RunRandomLog(std::mt19937& gen, int& planned) {
+  LiveLog log;
+  Mirror mirror;
+  const DType dtypes[] = {kFloat32, kFloat32, kBFloat16, kFloat16};
+  const auto dtype = [&] { return dtypes[gen() % 4]; };
+  std::vector<View> targets;
+  std::vector<View> readable;
+  std::vector<View> sources;
+  std::vector<at::Tensor> weights;
+  for (const char* name : {"t0", "t1"}) {
+    targets.push_back(log.Target(name, {kExtent}, dtype()));
+    mirror.Add(targets.back(), log.target(targets.size() - 1).clone());
+  }
+  for (const char* name : {"a", "b", "c"}) {
+    sources.push_back(log.Source(name, {kExtent}, dtype()));
+    weights.push_back(at::randn({kExtent}).to(ToScalarType(sources.back().dtype)));
+    mirror.Add(sources.back(), weights.back().clone());
+  }
+  readable = sources;
+  readable.insert(readable.end(), targets.begin(), targets.end());
+  for (int step = 0; step < 6; ++step) {
+    DimVector shape(1 + gen() % 3);
+    for (Index& extent : shape) extent = 1 + static_cast<Index>(gen() % 3);
+    View from = RandomView(gen, readable[gen() % readable.size()], shape, true);
+    if (gen() % 3 == 0) {
+      View other = RandomView(gen, readable[gen() % readable.size()], shape, true);
+      if (other.dtype == from.dtype) {
+        const View value = log.Multiply(from, other);
+        mirror.Add(value, at::mul(mirror.Of(from), mirror.Of(other)).contiguous());
+        from = value;
+      }
+    }
+    const View to = RandomView(gen, targets[gen() % targets.size()], shape, false);
+    if (to.storage == from.storage) continue;  // copies inside one storage depend on their order
+    log.Copy(to, from);
+    mirror.Of(to).copy_(mirror.Of(from));
+  }
+  const auto bound = log.Bind();
+  // What has to fall back or be refused is another test's matter.
+  if (!bound.ok() || (*bound)->plan().has_fallbacks()) return;
+  ++planned;
+  std::vector<std::int32_t> order = {0, 1, 2};
+  std::shuffle(order.begin(), order.end(), gen);
+  ASSERT_THAT(Update(**bound, weights, order), IsOk());
+  for (std::size_t i = 0; i < targets.size(); ++i) {
+    EXPECT_TRUE(at::equal(log.target(i).view(at::kByte), mirror.Of(targets[i]).view(at::kByte)));
+  }
+}
+
+TEST(PlanExecutorPropertyTest, LeavesWhatTheRecordsLeave) {
+  int planned = 0;
+  ForEachRandom(1000, [&](std::mt19937& gen) { RunRandomLog(gen, planned); });
+  EXPECT_GT(planned, 500);
+}
+
+}  // namespace
+}  // namespace loadplan

@@ -1,0 +1,344 @@
+#include "lifecycle/reload_session.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/lifecycle/live_log.h"
+#include "tests/testing/status_matchers.h"
+
+namespace loadplan {
+namespace {
+
+using ::loadplan::testing::IsOk;
+using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::StatusIs;
+using ::loadplan::testing::View;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+
+// `w` <- `x`; `v` <- `a * b`; a row of padding; `unused` goes nowhere.
+class ReloadSessionTest : public ::testing::Test {
+ protected:
+  ReloadSessionTest() {
+    const View w = log_.Target("w", {2, 3});
+    const View v = log_.Target("v", {3});
+    log_.Copy(w.Slice(0, 0, 1), log_.Source("x", {1, 3}));
+    const View a = log_.Source("a", {3});
+    log_.Copy(v, log_.Multiply(a, log_.Source("b", {3})));
+    log_.Source("unused", {5});
+    log_.Copy(w.Slice(0, 1, 2), log_.Constant(at::zeros({1, 3})));
+    plan_ = log_.Bind().value();
+  }
+
+  absl::Status Begin() { return session_.Begin(plan_, log_.live()); }
+  absl::Status Finish() {
+    if (absl::Status status = session_.PrepareFinish(partial_, log_.live()); !status.ok()) {
+      return status;
+    }
+    absl::StatusOr<Receipt> receipt = session_.Finish();
+    if (receipt.ok()) receipt_ = *receipt;
+    return receipt.status();
+  }
+  // A session with nothing delivered yet.
+  void StartAndBegin() {
+    ASSERT_THAT(session_.Start({}), IsOk());
+    ASSERT_THAT(Begin(), IsOk());
+  }
+  void DeliverAll() {
+    ASSERT_THAT(session_.Deliver("b", b_), IsOk());
+    ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+    ASSERT_THAT(session_.Deliver("a", a_), IsOk());
+  }
+  void ExpectNewBytes() {
+    EXPECT_TRUE(at::equal(log_.target(0), at::cat({x_, at::zeros({1, 3})})));
+    EXPECT_TRUE(at::equal(log_.target(1), a_ * b_));
+  }
+  void ExpectOldBytes() {
+    EXPECT_TRUE(at::equal(log_.target(0), at::full({2, 3}, 77.f)));
+    EXPECT_TRUE(at::equal(log_.target(1), at::full({3}, 77.f)));
+  }
+  SessionState state() const { return session_.report().state; }
+
+  LiveLog log_;
+  std::shared_ptr<const BoundPlan> plan_;
+  ReloadSession session_;
+  std::optional<std::vector<std::string>> partial_;
+  Receipt receipt_;
+  const at::Tensor x_ = at::randn({1, 3});
+  const at::Tensor a_ = at::randn({3});
+  const at::Tensor b_ = at::randn({3});
+};
+
+TEST_F(ReloadSessionTest, FinishesACompleteUpdate) {
+  for (int update = 0; update < 2; ++update) {
+    StartAndBegin();
+    EXPECT_EQ(state(), SessionState::kActive);
+    DeliverAll();
+    ASSERT_THAT(Finish(), IsOk());
+    ExpectNewBytes();
+    EXPECT_THAT(receipt_.names, ElementsAre("b", "x", "a"));
+    EXPECT_EQ(receipt_.nbytes, 36);
+    EXPECT_GE(receipt_.seconds, 0);
+    EXPECT_EQ(state(), SessionState::kIdle);
+    log_.target(0).fill_(3);
+  }
+}
+
+TEST_F(ReloadSessionTest, EveryCallOutsideItsStateIsRefused) {
+  EXPECT_THAT(Begin(), StatusIs(kPrecondition, HasSubstr("needs an active reload")));
+  EXPECT_THAT(session_.Deliver("x", x_), StatusIs(kPrecondition, HasSubstr("active reload")));
+  EXPECT_THAT(session_.ReportDelivered("x"), StatusIs(kPrecondition, HasSubstr("active reload")));
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("nothing to finish")));
+  EXPECT_THAT(session_.Abort(), StatusIs(kPrecondition, HasSubstr("nothing to abort")));
+  ASSERT_THAT(session_.Start({}), IsOk());
+  EXPECT_THAT(session_.Start({}), StatusIs(kPrecondition, HasSubstr("called before")));
+}
+
+TEST_F(ReloadSessionTest, RefusesTargetsThatMovedBeforeAnyWrite) {
+  ASSERT_THAT(session_.Start({}), IsOk());
+  std::vector<LiveTarget> moved = log_.live();
+  moved[1].tensor = moved[1].tensor.clone();
+  EXPECT_THAT(session_.Begin(plan_, moved), StatusIs(kPrecondition, HasSubstr("`v` has moved")));
+  EXPECT_EQ(state(), SessionState::kActive);
+  EXPECT_THAT(session_.Abort(), IsOk());
+  EXPECT_EQ(state(), SessionState::kIdle);
+  ExpectOldBytes();
+}
+
+TEST_F(ReloadSessionTest, RefusesTargetsThatMovedDuringTheUpdate) {
+  StartAndBegin();
+  DeliverAll();
+  log_.live()[1].tensor = log_.target(1).clone();
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("`v` has moved")));
+  EXPECT_EQ(state(), SessionState::kFailed);
+}
+
+TEST_F(ReloadSessionTest, RefusesASecondPlan) {
+  StartAndBegin();
+  EXPECT_THAT(Begin(), IsOk());
+  EXPECT_TRUE(session_.HasPlan(plan_.get()));
+  EXPECT_TRUE(session_.HasPlan(nullptr));
+  EXPECT_THAT(session_.Begin(log_.Bind().value(), log_.live()),
+              StatusIs(kPrecondition, HasSubstr("another plan")));
+}
+
+TEST_F(ReloadSessionTest, ABadArrivalWritesNothingOfItsNameAndFails) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("b", b_), IsOk());
+  EXPECT_THAT(session_.Deliver("x", at::zeros({3})),
+              StatusIs(kInvalid, AllOf(HasSubstr("`x` arrived with shape [3], expected [1, 3]"),
+                                       HasSubstr("1 of 4 names had landed: `b`"))));
+  ExpectOldBytes();  // `b` alone computes nothing
+  const SessionReport report = session_.report();
+  EXPECT_EQ(report.state, SessionState::kFailed);
+  EXPECT_THAT(report.landed, ElementsAre("b"));
+  EXPECT_THAT(report.undefined, ElementsAre("v", "w"));
+  EXPECT_THAT(report.error, HasSubstr("`x` arrived"));
+}
+
+TEST_F(ReloadSessionTest, NamesThatAreUndeclaredOrComeTwiceAreBadArrivals) {
+  StartAndBegin();
+  EXPECT_THAT(session_.Deliver("y", x_),
+              StatusIs(kInvalid, AllOf(HasSubstr("`y` arrived but was not declared"),
+                                       HasSubstr("nothing had landed"))));
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  EXPECT_THAT(session_.Deliver("x", x_), StatusIs(kInvalid, HasSubstr("`x` arrived twice")));
+}
+
+TEST_F(ReloadSessionTest, AFailedSessionTakesOnlyACompleteUpdate) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  ASSERT_THAT(session_.Deliver("y", x_), StatusIs(kInvalid, HasSubstr("undefined until")));
+  EXPECT_THAT(Begin(),
+              StatusIs(kPrecondition, AllOf(HasSubstr("cannot go on"), HasSubstr("`y` arrived"))));
+  EXPECT_THAT(session_.Deliver("a", a_), StatusIs(kPrecondition, HasSubstr("cannot go on")));
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("cannot finish a failed")));
+  EXPECT_THAT(session_.Abort(), StatusIs(kPrecondition, HasSubstr("cannot undo a failed")));
+  // Aborted before its first write, a new update leaves the model as failed as it was.
+  StartAndBegin();
+  ASSERT_THAT(session_.Abort(), IsOk());
+  EXPECT_EQ(state(), SessionState::kFailed);
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  partial_ = {"x"};
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("`partial` after a failed update")));
+  partial_.reset();
+  ASSERT_THAT(session_.Deliver("a", a_), IsOk());
+  ASSERT_THAT(session_.Deliver("b", b_), IsOk());
+  ASSERT_THAT(Finish(), IsOk());
+  ExpectNewBytes();
+  EXPECT_THAT(session_.report().undefined, IsEmpty());
+}
+
+TEST_F(ReloadSessionTest, AFailedSessionRefusesAPlanThatCoversLess) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  ASSERT_THAT(session_.Abort(), IsOk());
+  EXPECT_EQ(state(), SessionState::kFailed);
+  EXPECT_THAT(session_.report().error, HasSubstr("aborted after its first write"));
+  LiveLog less;
+  less.Target("w", {2, 3});
+  less.Copy(less.Target("v", {3}), less.Source("v", {3}));
+  const auto plan = less.Bind().value();
+  ASSERT_THAT(session_.Start({}), IsOk());
+  EXPECT_THAT(session_.Begin(plan, less.live()),
+              StatusIs(kPrecondition, HasSubstr("left bytes of `w` undefined")));
+}
+
+TEST_F(ReloadSessionTest, FinishListsWhatDidNotArriveAndGoesOn) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  EXPECT_THAT(Finish(),
+              StatusIs(kPrecondition, HasSubstr("2 planned name(s) did not arrive: `a`, `b`")));
+  EXPECT_EQ(state(), SessionState::kActive);
+  ASSERT_THAT(session_.Deliver("a", a_), IsOk());
+  ASSERT_THAT(session_.Deliver("b", b_), IsOk());
+  ASSERT_THAT(Finish(), IsOk());
+  ExpectNewBytes();
+}
+
+TEST_F(ReloadSessionTest, APartialUpdateTakesTheNamesOfItsList) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  partial_ = {"x", "nobody"};
+  EXPECT_THAT(Finish(), StatusIs(kInvalid, HasSubstr("`nobody`, which was not declared")));
+  partial_ = {"unused"};
+  EXPECT_THAT(Finish(), StatusIs(kInvalid, HasSubstr("`x` arrived but `partial` does not")));
+  partial_ = {"x", "a"};
+  EXPECT_THAT(Finish(), StatusIs(kInvalid, HasSubstr("`a` without `b`")));
+  partial_ = {"x", "a", "b"};
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("did not arrive: `a`, `b`")));
+  partial_ = {"x"};
+  ASSERT_THAT(Finish(), IsOk());
+  EXPECT_TRUE(at::equal(log_.target(0), at::cat({x_, at::zeros({1, 3})})));
+  EXPECT_TRUE(at::equal(log_.target(1), at::full({3}, 77.f)));
+}
+
+TEST_F(ReloadSessionTest, ARequiredTargetMustBeCovered) {
+  LiveLog bare;
+  bare.Target("w", {2});
+  bare.Copy(bare.Target("v", {2}), bare.Source("x", {2}));
+  const auto plan = bare.Bind().value();
+  ASSERT_THAT(session_.Start({"*"}), IsOk());
+  EXPECT_THAT(session_.Begin(plan, bare.live()), StatusIs(kPrecondition, HasSubstr("`w` (8 of 8")));
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("`*` is required")));
+  EXPECT_THAT(session_.Abort(), IsOk());
+}
+
+TEST_F(ReloadSessionTest, NothingToDoIsDone) {
+  ASSERT_THAT(session_.Start({}), IsOk());
+  EXPECT_THAT(Finish(), IsOk());
+  EXPECT_THAT(receipt_.names, IsEmpty());
+}
+
+TEST_F(ReloadSessionTest, AnEngineReportsWhatItWroteThroughDestinations) {
+  plan_->gave_destinations = true;
+  StartAndBegin();
+  ASSERT_THAT(session_.ReportDelivered("x"), IsOk());
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("did not arrive: `a`, `b`")));
+  ASSERT_THAT(session_.Deliver("a", a_), IsOk());
+  ASSERT_THAT(session_.Deliver("b", b_), IsOk());
+  ASSERT_THAT(Finish(), IsOk());
+  // The constants are set, also around bytes that another one wrote.
+  EXPECT_TRUE(at::equal(log_.target(0)[1], at::zeros({3})));
+  StartAndBegin();
+  EXPECT_THAT(session_.ReportDelivered("a"), StatusIs(kInvalid, HasSubstr("has no destination")));
+  StartAndBegin();
+  EXPECT_THAT(session_.ReportDelivered("y"), StatusIs(kInvalid, HasSubstr("was not declared")));
+  StartAndBegin();
+  ASSERT_THAT(session_.ReportDelivered("x"), IsOk());
+  EXPECT_THAT(session_.ReportDelivered("x"), StatusIs(kInvalid, HasSubstr("delivered twice")));
+}
+
+TEST_F(ReloadSessionTest, AnEngineThatReportsNothingIsTrustedWhereItCouldHaveWritten) {
+  plan_->gave_destinations = true;
+  StartAndBegin();
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("did not arrive: `a`, `b`")));
+  ASSERT_THAT(session_.Deliver("a", a_), IsOk());
+  ASSERT_THAT(session_.Deliver("b", b_), IsOk());
+  EXPECT_THAT(Finish(), IsOk());
+}
+
+// ---------------------------------------------------------------- plans with fallbacks
+class EagerSessionTest : public ReloadSessionTest {
+ protected:
+  EagerSessionTest() {
+    log_.log().Refuse("aten::item", "`aten::item` reads its value", "", {});
+    log_.log().input().fallbacks.emplace_back(0, "it reads a value");
+    plan_ = log_.Bind().value();
+  }
+  void DeliverEveryName() {
+    DeliverAll();
+    ASSERT_THAT(session_.Deliver("unused", at::zeros({5})), IsOk());
+  }
+};
+
+TEST_F(EagerSessionTest, CollectsEveryNameForOneCall) {
+  StartAndBegin();
+  DeliverAll();
+  EXPECT_FALSE(session_.EagerReady());
+  EXPECT_TRUE(session_.NeedsEagerCall());
+  ASSERT_THAT(session_.Deliver("unused", at::zeros({5})), IsOk());
+  EXPECT_TRUE(session_.EagerReady());
+  ExpectOldBytes();
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : session_.TakeEagerCall()) names.push_back(name);
+  EXPECT_THAT(names, ElementsAre("x", "a", "b", "unused"));
+  EXPECT_FALSE(session_.NeedsEagerCall());
+  ASSERT_THAT(session_.EagerDone("", log_.live()), IsOk());
+  ASSERT_THAT(Finish(), IsOk());
+  EXPECT_EQ(receipt_.names.size(), 4U);
+  ExpectOldBytes();  // nothing by plan, no constant either
+}
+
+TEST_F(EagerSessionTest, ARefusedArrivalOrAnAbortWritesNothing) {
+  StartAndBegin();
+  DeliverAll();
+  ASSERT_THAT(session_.Abort(), IsOk());
+  EXPECT_EQ(state(), SessionState::kIdle);
+  StartAndBegin();
+  DeliverAll();
+  EXPECT_THAT(session_.Deliver("a", a_),
+              StatusIs(kInvalid, HasSubstr("3 of 4 names had arrived: `b`, `x`, `a`")));
+  EXPECT_THAT(session_.report().undefined, IsEmpty());
+}
+
+TEST_F(EagerSessionTest, TheLoadersErrorFailsTheSession) {
+  StartAndBegin();
+  DeliverEveryName();
+  session_.TakeEagerCall();
+  EXPECT_THAT(session_.EagerDone("KeyError: 'z'", log_.live()),
+              StatusIs(kPrecondition,
+                       AllOf(HasSubstr("raised KeyError: 'z'"), HasSubstr("undefined until"))));
+  EXPECT_THAT(session_.report().undefined, ElementsAre("v", "w"));
+}
+
+TEST_F(EagerSessionTest, ALoaderThatMovesATargetFailsTheSession) {
+  StartAndBegin();
+  DeliverEveryName();
+  session_.TakeEagerCall();
+  log_.live()[0].tensor = log_.target(0).clone();
+  EXPECT_THAT(session_.EagerDone("", log_.live()),
+              StatusIs(kPrecondition, HasSubstr("`w` has moved")));
+}
+
+TEST_F(EagerSessionTest, IsAllOrNothing) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  partial_ = {"x"};
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("without fallbacks")));
+}
+
+}  // namespace
+}  // namespace loadplan

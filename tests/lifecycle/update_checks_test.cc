@@ -1,0 +1,82 @@
+#include "lifecycle/update_checks.h"
+
+#include <ATen/ATen.h>
+
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/lifecycle/live_log.h"
+#include "tests/testing/status_matchers.h"
+
+namespace loadplan {
+namespace {
+
+using ::loadplan::testing::IsOk;
+using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::StatusIs;
+using ::loadplan::testing::View;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// `w` is covered by `x`, of `v` one row of two is.
+std::shared_ptr<const BoundPlan> HalfCovered() {
+  LiveLog log;
+  const View w = log.Target("layers.0.w", {2});
+  const View v = log.Target("layers.0.v", {2, 4});
+  log.Copy(w, log.Source("x", {2}));
+  log.Copy(v.Slice(0, 0, 1), log.Source("y", {1, 4}));
+  return log.Bind().value();
+}
+
+TEST(CheckRequiredTest, AcceptsWhatIsCovered) {
+  const std::vector<std::string> required = {"*.w"};
+  EXPECT_THAT(CheckRequired(HalfCovered()->plan(), required), IsOk());
+}
+
+TEST(CheckRequiredTest, NamesWhatIsNot) {
+  const std::vector<std::string> required = {"layers.*"};
+  EXPECT_THAT(CheckRequired(HalfCovered()->plan(), required),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("1 required target(s) without bytes"),
+                             HasSubstr("`layers.0.v` (16 of 32 bytes)"))));
+}
+
+TEST(CheckRequiredTest, RefusesAPatternThatNamesNothing) {
+  const std::vector<std::string> required = {"layer.*"};
+  EXPECT_THAT(CheckRequired(HalfCovered()->plan(), required),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("`layer.*` names no target")));
+}
+
+TEST(CheckUndefinedTest, AcceptsAPlanThatLeavesNoMore) {
+  EXPECT_THAT(CheckUndefined(HalfCovered()->plan(), {{"layers.0.w", 0}, {"layers.0.v", 16}}),
+              IsOk());
+}
+
+TEST(CheckUndefinedTest, RefusesAPlanThatLeavesMore) {
+  EXPECT_THAT(CheckUndefined(HalfCovered()->plan(), {{"layers.0.v", 0}}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       HasSubstr("left bytes of `layers.0.v` undefined")));
+  EXPECT_THAT(CheckUndefined(HalfCovered()->plan(), {{"gone", 0}}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("`gone`")));
+}
+
+TEST(CheckWholeTest, WantsAllNamesOfAProgramOrNone) {
+  LiveLog log;
+  const View w = log.Target("w", {2});
+  const View v = log.Target("v", {2});
+  const View a = log.Source("a", {2});
+  const View b = log.Source("b", {2});
+  log.Copy(w, log.Multiply(a, b));
+  log.Copy(v, log.Source("c", {2}));
+  const auto bound = log.Bind().value();
+  EXPECT_THAT(CheckWhole(bound->plan(), std::vector<std::int32_t>{2}), IsOk());
+  EXPECT_THAT(CheckWhole(bound->plan(), std::vector<std::int32_t>{0, 1}), IsOk());
+  EXPECT_THAT(CheckWhole(bound->plan(), std::vector<std::int32_t>{1, 2}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("`b` without `a`, with which `aten::mul.Tensor`")));
+}
+
+}  // namespace
+}  // namespace loadplan
