@@ -3,6 +3,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cctype>
+#include <chrono>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -28,6 +29,11 @@ std::string PatternOf(const std::string& name) {
   return pattern;
 }
 
+using Clock = std::chrono::steady_clock;
+double SecondsSince(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
 // Names of one pattern that may fail one by one; after that the pattern is given up whole.
 constexpr int kFailuresOfOnePattern = 2;
 
@@ -44,6 +50,8 @@ struct Tracer::State {
   absl::flat_hash_map<std::string, int> failures;  // per pattern
   std::int32_t current = -1;
   int num_passes = 0;
+  Clock::time_point pass_began;
+  double trace_seconds = 0;  // of all passes
 
   bool GiveUp(std::int32_t source, const std::string& reason);
   bool GiveUpRefused();
@@ -56,9 +64,7 @@ bool Tracer::State::GiveUp(std::int32_t source, const std::string& reason) {
   if (++failures[pattern] < kFailuresOfOnePattern) return true;
   for (std::size_t i = 0; i < metas.size(); ++i) {
     if (PatternOf(metas[i].name) != pattern) continue;
-    fallbacks.emplace(static_cast<std::int32_t>(i),
-                      absl::StrCat(reason, " (as other names like `",
-                                   metas[static_cast<std::size_t>(source)].name, "` did)"));
+    fallbacks.emplace(static_cast<std::int32_t>(i), reason);
   }
   return true;
 }
@@ -119,6 +125,7 @@ absl::StatusOr<std::unique_ptr<Tracer>> Tracer::Create(std::vector<SourceMeta> m
 
 absl::Status Tracer::BeginPass() {
   State& state = *state_;
+  state.pass_began = Clock::now();
   if (!TraceDeviceError().empty()) return absl::FailedPreconditionError(TraceDeviceError());
   if (state.session != nullptr)
     return absl::FailedPreconditionError("the tracer's pass has not ended yet");
@@ -164,6 +171,7 @@ void Tracer::AbandonPass() {
   State& state = *state_;
   if (state.session == nullptr) return;
   state.session->End();
+  state.trace_seconds += SecondsSince(state.pass_began);
   state.last_session = std::move(state.session);
   state.session.reset();
   state.pass.clear();
@@ -195,6 +203,7 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
   if (state.last_session == nullptr)
     return absl::FailedPreconditionError("no trace pass has ended yet");
   const TraceSession& session = *state.last_session;
+  const Clock::time_point began = Clock::now();
   BuildInput input;
   input.overlaps = overlaps;
   input.targets = state.targets->target_tensors();
@@ -210,6 +219,8 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
   if (!plan.ok()) return plan.status();
   auto traced = std::make_shared<TracedPlan>();
   traced->plan = *std::move(plan);
+  traced->plan.trace_seconds = state.trace_seconds;
+  traced->plan.build_seconds = SecondsSince(began);
   const auto keep = [&](const WriteItem& write) {
     if (write.origin.kind != OriginKind::kConstant) return;
     traced->constants[write.origin.index] =
