@@ -18,6 +18,8 @@ struct K2Case {
   Index tensor_parallel = 8;
   bool is_expert_parallel = false;  // own experts whole, the others not at all
   Index rank = 1;
+  // The loader zeroes each tensor of experts before it fills it.
+  bool is_zeroed_first = false;
 
   static constexpr Index kHidden = 7168;
   static constexpr Index kExperts = 384;
@@ -43,8 +45,10 @@ class K2Records {
     for (int layer = 0; layer < k2_.layers; ++layer) {
       const std::string prefix = absl::StrCat("model.layers.", layer, ".");
       Attention(prefix);
-      if (layer == 0) Mlp(prefix + "mlp.", k2_.kDenseWidth);
-      else Experts(prefix + "mlp.");
+      if (layer == 0)
+        Mlp(prefix + "mlp.", k2_.kDenseWidth);
+      else
+        Experts(prefix + "mlp.");
     }
     Whole("model.norm.weight", {k2_.kHidden});
     Rows("lm_head.weight", k2_.kVocabulary);
@@ -77,17 +81,21 @@ class K2Records {
     log_.Copy(log_.Target(name, shard.layout.shape(), kType), shard);
   }
 
+  void Zero(const View& view) {
+    const View zero = log_.Constant(0, {1}, kType).Select(0, 0);
+    log_.Copy(view,
+              zero.Expand(0, view.extent(2)).Expand(0, view.extent(1)).Expand(0, view.extent(0)));
+  }
+
   void Attention(const std::string& prefix) {
     const std::string p = prefix + "self_attn.";
     Whole(prefix + "input_layernorm.weight", {k2_.kHidden});
     Whole(prefix + "post_attention_layernorm.weight", {k2_.kHidden});
-    const View fused =
-        log_.Target(p + "fused_qkv_a_proj.weight", {1536 + 576, k2_.kHidden}, kType);
+    const View fused = log_.Target(p + "fused_qkv_a_proj.weight", {1536 + 576, k2_.kHidden}, kType);
     log_.Copy(fused.Slice(0, 0, 1536),
               log_.Source(p + "q_a_proj.weight", {1536, k2_.kHidden}, kType));
     log_.Copy(fused.Slice(0, 1536, 1536 + 576),
-              log_.Source(p + "kv_a_proj_with_mqa.weight", {576, k2_.kHidden},
-                          kType));
+              log_.Source(p + "kv_a_proj_with_mqa.weight", {576, k2_.kHidden}, kType));
     Whole(p + "q_a_layernorm.weight", {1536});
     Whole(p + "kv_a_layernorm.weight", {512});
     Rows(p + "q_b_proj.weight", k2_.kHeads * 192, 1536);
@@ -97,14 +105,11 @@ class K2Records {
 
   void Mlp(const std::string& prefix, Index width) {
     const Index shard = width / k2_.tensor_parallel;
-    const View fused = log_.Target(prefix + "gate_up_proj.weight", {2 * shard, k2_.kHidden},
-                                   kType);
-    log_.Copy(fused.Slice(0, 0, shard), RowsOf(log_.Source(prefix + "gate_proj.weight",
-                                                           {width, k2_.kHidden},
-                                                           kType)));
-    log_.Copy(fused.Slice(0, shard, 2 * shard), RowsOf(log_.Source(prefix + "up_proj.weight",
-                                                                   {width, k2_.kHidden},
-                                                                   kType)));
+    const View fused = log_.Target(prefix + "gate_up_proj.weight", {2 * shard, k2_.kHidden}, kType);
+    log_.Copy(fused.Slice(0, 0, shard),
+              RowsOf(log_.Source(prefix + "gate_proj.weight", {width, k2_.kHidden}, kType)));
+    log_.Copy(fused.Slice(0, shard, 2 * shard),
+              RowsOf(log_.Source(prefix + "up_proj.weight", {width, k2_.kHidden}, kType)));
     Columns(prefix + "down_proj.weight", k2_.kHidden, width);
   }
 
@@ -115,18 +120,18 @@ class K2Records {
     const bool ep = k2_.is_expert_parallel;
     const Index held = ep ? k2_.kExperts / k2_.tensor_parallel : k2_.kExperts;
     const Index width = ep ? k2_.kExpertWidth : k2_.kExpertWidth / k2_.tensor_parallel;
-    const View w13 = log_.Target(prefix + "experts.w13_weight", {held, 2 * width, k2_.kHidden},
-                                 kType);
-    const View w2 = log_.Target(prefix + "experts.w2_weight", {held, k2_.kHidden, width},
-                                kType);
+    const View w13 =
+        log_.Target(prefix + "experts.w13_weight", {held, 2 * width, k2_.kHidden}, kType);
+    const View w2 = log_.Target(prefix + "experts.w2_weight", {held, k2_.kHidden, width}, kType);
+    if (k2_.is_zeroed_first) {
+      Zero(w13);
+      Zero(w2);
+    }
     for (Index e = 0; e < k2_.kExperts; ++e) {
       const std::string p = absl::StrCat(prefix, "experts.", e, ".");
-      const View gate = log_.Source(p + "gate_proj.weight", {k2_.kExpertWidth, k2_.kHidden},
-                                    kType);
-      const View up = log_.Source(p + "up_proj.weight", {k2_.kExpertWidth, k2_.kHidden},
-                                  kType);
-      const View down = log_.Source(p + "down_proj.weight", {k2_.kHidden, k2_.kExpertWidth},
-                                    kType);
+      const View gate = log_.Source(p + "gate_proj.weight", {k2_.kExpertWidth, k2_.kHidden}, kType);
+      const View up = log_.Source(p + "up_proj.weight", {k2_.kExpertWidth, k2_.kHidden}, kType);
+      const View down = log_.Source(p + "down_proj.weight", {k2_.kHidden, k2_.kExpertWidth}, kType);
       const Index slot = ep ? e - k2_.rank * held : e;
       if (slot < 0 || slot >= held) continue;
       log_.Copy(w13.Select(0, slot).Slice(0, 0, width), ep ? gate : RowsOf(gate));

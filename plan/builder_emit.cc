@@ -28,13 +28,16 @@ const std::string& LoadPlanBuilder::target_name(StorageId id) const {
 Origin LoadPlanBuilder::OriginOf(StorageId id) const {
   const StorageRecord& record = storage(id);
   switch (record.kind) {
-    case StorageKind::kTarget: return {OriginKind::kLiveBefore, id, 0};
+    case StorageKind::kTarget:
+      return {OriginKind::kLiveBefore, id, 0};
     case StorageKind::kValue:
       return {OriginKind::kValue, program_of_node_[static_cast<size_t>(record.ref)], record.output};
     case StorageKind::kScratch:
-    case StorageKind::kConstant: return {OriginKind::kConstant, record.ref, 0};
+    case StorageKind::kConstant:
+      return {OriginKind::kConstant, record.ref, 0};
     case StorageKind::kCheckpoint:
-    case StorageKind::kTemporary: break;
+    case StorageKind::kTemporary:
+      break;
   }
   return {OriginKind::kCheckpoint, record.ref, 0};
 }
@@ -229,7 +232,7 @@ void LoadPlanBuilder::EmitNameless(StorageId target, TargetWrite& write) {
     if (IsNoWrite(target, piece)) continue;
     const Origin origin = OriginOf(piece.storage);
     if (origin.kind == OriginKind::kCheckpoint) continue;
-    std::vector<WriteItem>& items = origin.kind == OriginKind::kConstant    ? plan_.constants_
+    std::vector<WriteItem>& items = origin.kind == OriginKind::kConstant     ? plan_.constants_
                                     : origin.kind == OriginKind::kLiveBefore ? plan_.live_copies_
                                                                              : plan_.value_writes_;
     items.push_back({origin, target, Coalesce(piece.map), std::move(piece.casts)});

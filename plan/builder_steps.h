@@ -35,9 +35,9 @@ class LoadPlanBuilder {
   struct PieceRef {
     std::int32_t entry = -1;
     std::int32_t time = -1;
-    std::int32_t piece = 0;        // in `held`; 0 for a plain copy
+    std::int32_t piece = 0;  // in `held`; 0 for a plain copy
     StorageId target = -1;
-    TargetWrite* held = nullptr;   // nullptr: a plain copy, the record itself
+    TargetWrite* held = nullptr;  // nullptr: a plain copy, the record itself
   };
 
   absl::Status CheckNames();
@@ -82,7 +82,7 @@ class LoadPlanBuilder {
   std::optional<NodeTable> nodes_;
   std::optional<FallbackSet> fallbacks_;
   std::vector<StorageState> states_;
-  std::vector<std::int32_t> program_of_node_;    // -1: not in the plan
+  std::vector<std::int32_t> program_of_node_;  // -1: not in the plan
   // For names of which nothing is left: who overwrote them.
   absl::flat_hash_map<std::int32_t, std::string> overwritten_;
   bool everything_falls_back_ = false;

@@ -11,9 +11,7 @@
 namespace loadplan {
 namespace {
 
-bool Meets(const ByteRange& a, const ByteRange& b) {
-  return a.start < b.stop && b.start < a.stop;
-}
+bool Meets(const ByteRange& a, const ByteRange& b) { return a.start < b.stop && b.start < a.stop; }
 
 // Takes `region` away from every layout of `left`.
 void TakeAway(const StridedLayout& region, std::vector<StridedLayout>& left) {

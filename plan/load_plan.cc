@@ -67,10 +67,14 @@ Index SourceTensor::nbytes() const {
 
 std::string_view ToString(EntryKind kind) {
   switch (kind) {
-    case EntryKind::kDirect: return "direct";
-    case EntryKind::kDerived: return "derived";
-    case EntryKind::kFallback: return "fallback";
-    case EntryKind::kUnneeded: return "unneeded";
+    case EntryKind::kDirect:
+      return "direct";
+    case EntryKind::kDerived:
+      return "derived";
+    case EntryKind::kFallback:
+      return "fallback";
+    case EntryKind::kUnneeded:
+      return "unneeded";
   }
   return "unknown";
 }
@@ -85,12 +89,11 @@ std::string CastText(const std::vector<DType>& casts) {
 
 std::string ToString(const WriteItem& item) {
   static constexpr std::array kOrigins = {"checkpoint", "constant", "live storage", "program"};
-  std::string text = absl::StrCat(kOrigins[static_cast<size_t>(item.origin.kind)], " ",
-                                  item.origin.index);
+  std::string text =
+      absl::StrCat(kOrigins[static_cast<size_t>(item.origin.kind)], " ", item.origin.index);
   if (item.origin.output != 0) absl::StrAppend(&text, " output ", item.origin.output);
-  absl::StrAppend(&text, " -> ",
-                  item.target < 0 ? "input" : absl::StrCat("storage ", item.target), ": ",
-                  ToString(item.map));
+  absl::StrAppend(&text, " -> ", item.target < 0 ? "input" : absl::StrCat("storage ", item.target),
+                  ": ", ToString(item.map));
   if (!item.casts.empty()) absl::StrAppend(&text, ", ", CastText(item.casts));
   return text;
 }
@@ -118,9 +121,9 @@ bool LoadPlan::has_fallbacks() const {
 void LoadPlan::ForEachRead(std::int32_t entry,
                            const std::function<void(const StridedMap&)>& f) const {
   for (const WriteItem& item : writes_of(entry)) f(item.map);
-  auto read = std::lower_bound(
-      program_reads_.begin(), program_reads_.end(), entry,
-      [](const ProgramRead& a, std::int32_t wanted) { return a.entry < wanted; });
+  auto read =
+      std::lower_bound(program_reads_.begin(), program_reads_.end(), entry,
+                       [](const ProgramRead& a, std::int32_t wanted) { return a.entry < wanted; });
   for (; read != program_reads_.end() && read->entry == entry; ++read) {
     const Program& program = programs_[static_cast<size_t>(read->program)];
     const ProgramInput& input = program.inputs[static_cast<size_t>(read->input)];

@@ -16,7 +16,6 @@
 #include "absl/container/flat_hash_map.h"
 #include "geometry/box.h"
 #include "geometry/export.h"
-#include "geometry/export.h"
 #include "geometry/view_to_box.h"
 #include "plan/dtype.h"
 #include "plan/records.h"

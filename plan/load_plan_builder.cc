@@ -138,8 +138,9 @@ absl::Status LoadPlanBuilder::NoteRefusals() {
     }
     if (names.empty()) {
       return absl::FailedPreconditionError(
-          absl::StrCat(RefusedReason(refusal), "; no checkpoint tensor is behind what it reads, "
-                                               "so that none can be left out"));
+          absl::StrCat(RefusedReason(refusal),
+                       "; no checkpoint tensor is behind what it reads, "
+                       "so that none can be left out"));
     }
     fallbacks_->AddAll(names, RefusedReason(refusal));
   }
@@ -182,12 +183,11 @@ absl::Status LoadPlanBuilder::NoteWrite(const TargetWrite& write, const std::str
       }
       fallbacks_->AddAll(node.names, node.obstacle);
     }
-    fallbacks_->AddGroup(node.names,
-                         absl::StrCat("`", log_.nodes[static_cast<size_t>(origin.ref)].op,
-                                      "` combines it with"));
+    fallbacks_->AddGroup(
+        node.names,
+        absl::StrCat("`", log_.nodes[static_cast<size_t>(origin.ref)].op, "` combines it with"));
   }
-  fallbacks_->AddGroup(write.names,
-                       absl::StrCat("a copy into `", target, "` combines it with"));
+  fallbacks_->AddGroup(write.names, absl::StrCat("a copy into `", target, "` combines it with"));
   return absl::OkStatus();
 }
 
@@ -211,7 +211,8 @@ absl::Status LoadPlanBuilder::NoteOverlaps() {
           fallbacks_->Add(meeting.earlier, OverlapReason(later, target));
           fallbacks_->Add(meeting.later, OverlapReason(earlier, target));
           break;
-        case OverlapPolicy::kLastWins: break;
+        case OverlapPolicy::kLastWins:
+          break;
       }
       const auto [first, second] = std::minmax(meeting.earlier, meeting.later);
       plan_.overlaps_.push_back({first, second, id, meeting.nbytes});
@@ -266,8 +267,7 @@ absl::Status LoadPlanBuilder::SettleFallbacks() {
           return status;
         }
         if (write.is_overwritten_by_nothing_named && fallbacks_->ContainsAnyOf(write.names)) {
-          absl::Status status =
-              LetEverythingFallBack(std::string(kOverwrittenByNothingNamed));
+          absl::Status status = LetEverythingFallBack(std::string(kOverwrittenByNothingNamed));
           if (!status.ok()) return status;
         }
       }

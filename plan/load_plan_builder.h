@@ -8,7 +8,6 @@
 
 #include "absl/status/statusor.h"
 #include "geometry/export.h"
-#include "geometry/export.h"
 #include "plan/load_plan.h"
 #include "plan/records.h"
 

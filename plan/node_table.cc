@@ -75,15 +75,24 @@ ResolvedNode NodeTable::ResolveInputs(NodeId node) const {
     for (const Piece& piece : *pieces) {
       const StorageRecord& origin = log_.storages[static_cast<size_t>(piece.storage)];
       switch (origin.kind) {
-        case StorageKind::kCheckpoint: result.names.push_back(origin.ref); break;
-        case StorageKind::kTarget: result.reads_live = true; break;
-        case StorageKind::kTemporary: stop("it reads uninitialised memory"); break;
+        case StorageKind::kCheckpoint:
+          result.names.push_back(origin.ref);
+          break;
+        case StorageKind::kTarget:
+          result.reads_live = true;
+          break;
+        case StorageKind::kTemporary:
+          stop("it reads uninitialised memory");
+          break;
         case StorageKind::kValue:
-          if (origin.ref < node) result.needs.push_back(origin.ref);
-          else stop("it reads the output of a later operator");
+          if (origin.ref < node)
+            result.needs.push_back(origin.ref);
+          else
+            stop("it reads the output of a later operator");
           break;
         case StorageKind::kScratch:
-        case StorageKind::kConstant: break;
+        case StorageKind::kConstant:
+          break;
       }
     }
     result.inputs.push_back(*std::move(pieces));

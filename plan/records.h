@@ -72,9 +72,9 @@ struct ReadRecord {
 // An operator that computed new values (or would have). `time` is the number of
 // copy records before it: it read its inputs as those left them.
 struct NodeRecord {
-  std::string op;                    // `aten::mul.Tensor`
+  std::string op;  // `aten::mul.Tensor`
   std::vector<ReadRecord> inputs;
-  std::vector<StorageId> outputs;    // kValue storages
+  std::vector<StorageId> outputs;  // kValue storages
   Index time = 0;
   // Empty where the backend can run the operator again from the bytes of its
   // inputs; else why not. A name whose bytes reach a target through such a node
@@ -86,8 +86,8 @@ struct NodeRecord {
 // pointer). Every checkpoint tensor behind `inputs` is a fallback.
 struct RefusalRecord {
   std::string op;
-  std::string reason;                // one sentence, without the tensor's name
-  std::string where;                 // `file.py:123` of the loader; may be empty
+  std::string reason;  // one sentence, without the tensor's name
+  std::string where;   // `file.py:123` of the loader; may be empty
   std::vector<ReadRecord> inputs;
   Index time = 0;
 };

@@ -85,9 +85,8 @@ void AppendReasons(const LoadPlan& plan, EntryKind kind, const std::string& titl
     groups[found->second].names.push_back(n);
   }
   if (groups.empty()) return;
-  std::stable_sort(groups.begin(), groups.end(), [](const Group& a, const Group& b) {
-    return a.names.size() > b.names.size();
-  });
+  std::stable_sort(groups.begin(), groups.end(),
+                   [](const Group& a, const Group& b) { return a.names.size() > b.names.size(); });
   absl::StrAppend(&out, title, "\n");
   for (const Group& group : groups) {
     absl::StrAppend(&out, "  ", Count(group.names.size(), "name"), ": ", group.reason, "\n    ");
@@ -126,9 +125,9 @@ void AppendOverlaps(const LoadPlan& plan, std::string& out) {
     const auto target =
         std::find_if(plan.targets().begin(), plan.targets().end(),
                      [&](const TargetTensor& t) { return t.storage == overlap.storage; });
-    absl::StrAppend(&out, "  `", plan.sources()[static_cast<size_t>(overlap.first)].name,
-                    "` and `", plan.sources()[static_cast<size_t>(overlap.second)].name,
-                    "` share ", FormatNbytes(overlap.nbytes), " of `",
+    absl::StrAppend(&out, "  `", plan.sources()[static_cast<size_t>(overlap.first)].name, "` and `",
+                    plan.sources()[static_cast<size_t>(overlap.second)].name, "` share ",
+                    FormatNbytes(overlap.nbytes), " of `",
                     target == plan.targets().end() ? "" : target->name, "`\n");
   }
   if (plan.overlaps().size() > kMaxListed) absl::StrAppend(&out, "  ...\n");
@@ -139,8 +138,9 @@ void AppendUncovered(const LoadPlan& plan, std::string& out) {
   absl::StrAppend(&out, "not written: ", Count(plan.uncovered().size(), "target"), "\n");
   for (size_t i = 0; i < std::min(plan.uncovered().size(), kMaxListed); ++i) {
     const UncoveredTarget& target = plan.uncovered()[i];
-    absl::StrAppend(&out, "  `", plan.targets()[static_cast<size_t>(target.target)].name, "`: ",
-                    FormatNbytes(target.nbytes), " of ", FormatNbytes(target.total_nbytes), "\n");
+    absl::StrAppend(&out, "  `", plan.targets()[static_cast<size_t>(target.target)].name,
+                    "`: ", FormatNbytes(target.nbytes), " of ", FormatNbytes(target.total_nbytes),
+                    "\n");
   }
   if (plan.uncovered().size() > kMaxListed) absl::StrAppend(&out, "  ...\n");
 }

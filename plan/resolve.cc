@@ -29,7 +29,8 @@ bool IsNested(const StridedMap& map) {
   return true;
 }
 
-absl::StatusOr<std::vector<DType>> JoinCasts(const CopyRecord& inner, const std::vector<DType>& outer) {
+absl::StatusOr<std::vector<DType>> JoinCasts(const CopyRecord& inner,
+                                             const std::vector<DType>& outer) {
   if (!inner.map.is_cast()) return outer;
   if (outer.empty()) return std::vector<DType>{inner.from_dtype, inner.to_dtype};
   if (outer.front() != inner.to_dtype) {

@@ -20,9 +20,7 @@ using Pairs = std::vector<std::pair<std::int32_t, std::int32_t>>;
 // Pairs that one storage may have before its names go through the loader instead.
 constexpr size_t kMaxPairs = size_t{1} << 22;
 
-bool Meets(const ByteRange& a, const ByteRange& b) {
-  return a.start < b.stop && b.start < a.stop;
-}
+bool Meets(const ByteRange& a, const ByteRange& b) { return a.start < b.stop && b.start < a.stop; }
 
 absl::Status TooManyPairs() {
   return absl::ResourceExhaustedError("too many of its writes meet one another");
@@ -57,8 +55,8 @@ class Resolver {
   const SymbolicMemory& memory_;
   NodeTable& nodes_;
   std::span<const std::int32_t> times_;
-  Pairs pairs_;                                        // sorted
-  std::vector<std::optional<TargetWrite>> writes_;     // by position; nullopt: plain
+  Pairs pairs_;                                     // sorted
+  std::vector<std::optional<TargetWrite>> writes_;  // by position; nullopt: plain
   std::map<std::pair<std::int32_t, std::int32_t>, Index> meetings_;
   Pairs neighbours_;
 };
@@ -77,9 +75,8 @@ void Resolver::ResolveWrite(size_t position) {
   std::vector<DType> casts;
   if (record.map.is_cast()) casts = {record.from_dtype, record.to_dtype};
   absl::StatusOr<std::vector<Piece>> pieces =
-      memory_.WritesOnce(write.time)
-          ? memory_.Resolve(record.from, record.map, casts, write.time)
-          : absl::FailedPreconditionError("it writes one byte twice");
+      memory_.WritesOnce(write.time) ? memory_.Resolve(record.from, record.map, casts, write.time)
+                                     : absl::FailedPreconditionError("it writes one byte twice");
   if (!pieces.ok()) {
     write.status = pieces.status();
     write.names = memory_.NamesBehind(record.from, record.map.FromSpan(), write.time);
@@ -95,8 +92,10 @@ TargetState Resolver::Run() {
   TargetState state;
   writes_.resize(times_.size());
   absl::StatusOr<Pairs> pairs = MeetingCopies(log_, times_);
-  if (!pairs.ok()) state.status = pairs.status();
-  else pairs_ = *std::move(pairs);
+  if (!pairs.ok())
+    state.status = pairs.status();
+  else
+    pairs_ = *std::move(pairs);
   for (size_t p = 0; p < times_.size(); ++p) {
     if (!IsPlainSource(p) || !state.status.ok()) ResolveWrite(p);
   }
@@ -107,8 +106,10 @@ TargetState Resolver::Run() {
     while (begin < pairs_.size() && pairs_[begin].first == earlier) ++begin;
   }
   for (size_t p = 0; p < times_.size(); ++p) {
-    if (writes_[p]) state.writes.push_back(*std::move(writes_[p]));
-    else state.plain.push_back(times_[p]);
+    if (writes_[p])
+      state.writes.push_back(*std::move(writes_[p]));
+    else
+      state.plain.push_back(times_[p]);
   }
   std::sort(neighbours_.begin(), neighbours_.end());
   neighbours_.erase(std::unique(neighbours_.begin(), neighbours_.end()), neighbours_.end());
@@ -166,8 +167,10 @@ void Resolver::MeetPieces(const TargetWrite& earlier, const Piece& a, const Targ
       Intersect(a.map.ToLayout(), b.map.ToLayout());
   Index nbytes = 0;
   // Where the geometry is too irregular to say, all of them may be shared.
-  if (!common.ok()) nbytes = std::min(a.map.nbytes(), b.map.nbytes());
-  else for (const StridedLayout& layout : *common) nbytes += layout.nbytes();
+  if (!common.ok())
+    nbytes = std::min(a.map.nbytes(), b.map.nbytes());
+  else
+    for (const StridedLayout& layout : *common) nbytes += layout.nbytes();
   if (nbytes == 0) return;
   for (const std::int32_t lost : before) {
     if (std::binary_search(after.begin(), after.end(), lost)) continue;
@@ -186,15 +189,13 @@ void Resolver::Clip(size_t begin) {
   }
   // From the end backwards: a contiguous write under many small ones stays one or
   // two pieces all the way.
-  std::sort(later.begin(), later.end(), [](const Footprint& a, const Footprint& b) {
-    return a.span.start > b.span.start;
-  });
+  std::sort(later.begin(), later.end(),
+            [](const Footprint& a, const Footprint& b) { return a.span.start > b.span.start; });
   std::vector<std::pair<ByteRange, Piece>> left;
   for (Piece& piece : write.visible) left.emplace_back(piece.map.ToSpan(), std::move(piece));
   std::vector<std::pair<ByteRange, Piece>> next;
   for (const Footprint& footprint : later) {
-    const StridedLayout region =
-        copy(static_cast<size_t>(footprint.position)).map.ToLayout();
+    const StridedLayout region = copy(static_cast<size_t>(footprint.position)).map.ToLayout();
     next.clear();
     for (auto& [span, piece] : left) {
       if (!Meets(span, footprint.span)) {
@@ -204,8 +205,8 @@ void Resolver::Clip(size_t begin) {
       absl::StatusOr<std::vector<StridedMap>> rest = SubtractTo(piece.map, region);
       if (!rest.ok()) {
         write.status = rest.status();
-        write.visible.assign(1, {.storage = -1, .map = copy(static_cast<size_t>(position)).map,
-                                 .casts = {}});
+        write.visible.assign(
+            1, {.storage = -1, .map = copy(static_cast<size_t>(position)).map, .casts = {}});
         return;
       }
       for (StridedMap& map : *rest) {
@@ -221,9 +222,8 @@ void Resolver::Clip(size_t begin) {
 
 // Pairs among contiguous ranges: each meets those that start before it stops.
 absl::Status SweepDense(std::vector<Footprint> dense, Pairs& pairs) {
-  std::sort(dense.begin(), dense.end(), [](const Footprint& a, const Footprint& b) {
-    return a.span.start < b.span.start;
-  });
+  std::sort(dense.begin(), dense.end(),
+            [](const Footprint& a, const Footprint& b) { return a.span.start < b.span.start; });
   for (size_t i = 0; i < dense.size(); ++i) {
     for (size_t j = i + 1; j < dense.size() && dense[j].span.start < dense[i].span.stop; ++j) {
       pairs.push_back(std::minmax(dense[i].position, dense[j].position));
@@ -240,12 +240,11 @@ absl::StatusOr<Pairs> MeetingCopies(const RecordLog& log, std::span<const std::i
   std::vector<Footprint> all;
   all.reserve(times.size());
   for (size_t p = 0; p < times.size(); ++p) {
-    all.push_back({static_cast<std::int32_t>(p),
-                   log.copies[static_cast<size_t>(times[p])].map.ToSpan()});
+    all.push_back(
+        {static_cast<std::int32_t>(p), log.copies[static_cast<size_t>(times[p])].map.ToSpan()});
   }
-  std::sort(all.begin(), all.end(), [](const Footprint& a, const Footprint& b) {
-    return a.span.start < b.span.start;
-  });
+  std::sort(all.begin(), all.end(),
+            [](const Footprint& a, const Footprint& b) { return a.span.start < b.span.start; });
   const auto meets_next = [](const Footprint& a, const Footprint& b) {
     return b.span.start < a.span.stop;
   };
@@ -284,7 +283,8 @@ absl::StatusOr<Pairs> MeetingCopies(const RecordLog& log, std::span<const std::i
       const CopyRecord& copy =
           log.copies[static_cast<size_t>(times[static_cast<size_t>(position)])];
       const absl::StatusOr<bool> meets = Overlaps(copy.map.ToLayout(), strided[s]);
-      if (!meets.ok()) status = meets.status();
+      if (!meets.ok())
+        status = meets.status();
       else if (*meets) {
         pairs.push_back(std::minmax(static_cast<std::int32_t>(position), strided_positions[s]));
       }

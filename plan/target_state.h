@@ -19,9 +19,9 @@ namespace loadplan {
 // the record itself.
 struct TargetWrite {
   std::int32_t time = -1;
-  std::vector<Piece> visible;           // what is left of it after later copies
-  std::vector<std::int32_t> names;      // sources behind all it wrote, sorted
-  bool reads_live = false;              // live-before bytes behind all it wrote
+  std::vector<Piece> visible;       // what is left of it after later copies
+  std::vector<std::int32_t> names;  // sources behind all it wrote, sorted
+  bool reads_live = false;          // live-before bytes behind all it wrote
   bool is_overwritten_by_nothing_named = false;
   // Not OK: its bytes could not be followed or clipped. Then `names` is an
   // over-approximation and the one visible piece, of storage -1, says where it wrote.
@@ -37,9 +37,9 @@ struct NameMeeting {
 };
 
 struct TargetState {
-  std::vector<TargetWrite> writes;      // by time; plain ones left out
-  std::vector<std::int32_t> plain;      // times of the plain ones
-  std::vector<NameMeeting> meetings;    // each pair of names once
+  std::vector<TargetWrite> writes;    // by time; plain ones left out
+  std::vector<std::int32_t> plain;    // times of the plain ones
+  std::vector<NameMeeting> meetings;  // each pair of names once
   // One name of each of two writes that share bytes, whoever counts as behind them: a
   // call of the loader with one of them would write bytes that the plan writes for the
   // other.

@@ -14,9 +14,7 @@ constexpr std::uint32_t kLeafSize = 8;
 constexpr std::int32_t kSplitByAddress = -1;
 constexpr std::int32_t kSplitByTime = -2;
 
-bool Meets(const ByteRange& a, const ByteRange& b) {
-  return a.start < b.stop && b.start < a.stop;
-}
+bool Meets(const ByteRange& a, const ByteRange& b) { return a.start < b.stop && b.start < a.stop; }
 
 }  // namespace
 

@@ -40,7 +40,7 @@ class WriteIndex {
     Index max_time = 0;
     std::uint32_t begin = 0;  // into writes_
     std::uint32_t end = 0;
-    std::int32_t left = -1;   // into nodes_; the right child follows it; -1: a leaf
+    std::int32_t left = -1;  // into nodes_; the right child follows it; -1: a leaf
   };
 
   Node Summarise(std::uint32_t begin, std::uint32_t end) const;

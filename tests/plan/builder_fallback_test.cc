@@ -26,7 +26,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(std::vector<BuilderCase>{
         {"NeverRead", [](LogBuilder& log) { log.Source("w", {2}); }, "w: unneeded\n"},
         {"OnlyIntoATemporary",
-         [](LogBuilder& log) { log.Copy(log.Temporary({2}), log.Source("w", {2})); }, "w: unneeded\n"},
+         [](LogBuilder& log) { log.Copy(log.Temporary({2}), log.Source("w", {2})); },
+         "w: unneeded\n"},
         {"EmptyCopy",
          [](LogBuilder& log) {
            log.Copy(log.Target("p", {2}).Slice(0, 1, 1), log.Source("w", {2}).Slice(0, 0, 0));
@@ -34,7 +35,9 @@ INSTANTIATE_TEST_SUITE_P(
          "w: unneeded\n"
          "uncovered: 2 of 2 bytes of p\n"},
         {"ZeroSize",
-         [](LogBuilder& log) { log.Copy(log.Target("p", {0, 2}), log.Source("w", {0, 2})); },
+         [](LogBuilder& log) {
+           log.Copy(log.Target("p", {0, 2}), log.Source("w", {0, 2}));
+         },
          "w: unneeded\n"},
         {"OnlyIntoAnOperatorThatReachesNothing",
          [](LogBuilder& log) {
@@ -60,71 +63,73 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     CaseName);
 
-INSTANTIATE_TEST_SUITE_P(
-    Nameless, BuilderFallbackTest,
-    ::testing::ValuesIn(std::vector<BuilderCase>{
-        {"ConstantBeforeIsClipped",
-         [](LogBuilder& log) {
-           const View p = log.Target("p", {4});
-           log.Copy(p, log.Constant(7, {1}).Select(0, 0).Expand(0, 4));
-           log.Copy(p.Slice(0, 1, 3), log.Source("w", {2}));
-         },
-         "w: direct\n"
-         "  checkpoint 0 -> p: 1 + ():() x 2 <- 0 + ():() x 2\n"
-         "constant 7 -> p: 0 + ():() x 1 <- 0 + ():() x 1\n"
-         "constant 7 -> p: 3 + ():() x 1 <- 0 + ():() x 1\n"},
-        {"ConstantAfterClips",
-         [](LogBuilder& log) {
-           const View p = log.Target("p", {4});
-           log.Copy(p, log.Source("w", {4}));
-           log.Copy(p.Slice(0, 0, 1), log.Constant(7, {1}));
-         },
-         "w: direct\n"
-         "  checkpoint 0 -> p: 1 + ():() x 3 <- 1 + ():() x 3\n"
-         "constant 7 -> p: 0 + ():() x 1 <- 0 + ():() x 1\n"},
-        {"ConstantsAreNoOverlap",
-         [](LogBuilder& log) {
-           const View p = log.Target("p", {2});
-           log.Copy(p, log.Constant(1, {2}));
-           log.Copy(p, log.Constant(2, {2}));
-         },
-         "constant 2 -> p: 0 + ():() x 2 <- 0 + ():() x 2\n"},
-        {"LiveBytesMove",
-         [](LogBuilder& log) {
-           const View p = log.Target("p", {4});
-           const View tmp = log.Temporary({2});
-           log.Copy(tmp, p.Slice(0, 0, 2));
-           log.Copy(p.Slice(0, 0, 2), log.Source("w", {2}));
-           log.Copy(p.Slice(0, 2, 4), tmp);
-         },
-         "w: direct\n"
-         "  checkpoint 0 -> p: 0 + ():() x 2 <- 0 + ():() x 2\n"
-         "live p -> p: 2 + ():() x 2 <- 0 + ():() x 2\n"},
-        {"LiveBytesOntoThemselvesAreNoWrite",
-         [](LogBuilder& log) {
-           const View p = log.Target("p", {4});
-           const View tmp = log.Temporary({4});
-           log.Copy(tmp, p);
-           log.Copy(tmp.Slice(0, 0, 1), log.Source("w", {1}));
-           log.Copy(p, tmp);
-         },
-         "w: direct\n"
-         "  checkpoint 0 -> p: 0 + ():() x 1 <- 0 + ():() x 1\n"
-         "uncovered: 3 of 4 bytes of p\n"},
-        {"UninitialisedBytesAreNotWritten",
-         [](LogBuilder& log) { log.Copy(log.Target("p", {4}), log.Temporary({4})); }, "uncovered: 4 of 4 bytes of p\n"},
-        {"PartsOfATargetUncovered",
-         [](LogBuilder& log) {
-           const View p = log.Target("p", {4, 4});
-           log.Target("q", {3});
-           log.Copy(p.Slice(1, 0, 3), log.Source("w", {4, 3}));
-         },
-         "w: direct\n"
-         "  checkpoint 0 -> p: 0 + (4):(4) x 3 <- 0 + (4):(3) x 3\n"
-         "uncovered: 4 of 16 bytes of p\n"
-         "uncovered: 3 of 3 bytes of q\n"},
-    }),
-    CaseName);
+INSTANTIATE_TEST_SUITE_P(Nameless, BuilderFallbackTest,
+                         ::testing::ValuesIn(std::vector<BuilderCase>{
+                             {"ConstantBeforeIsClipped",
+                              [](LogBuilder& log) {
+                                const View p = log.Target("p", {4});
+                                log.Copy(p, log.Constant(7, {1}).Select(0, 0).Expand(0, 4));
+                                log.Copy(p.Slice(0, 1, 3), log.Source("w", {2}));
+                              },
+                              "w: direct\n"
+                              "  checkpoint 0 -> p: 1 + ():() x 2 <- 0 + ():() x 2\n"
+                              "constant 7 -> p: 0 + ():() x 1 <- 0 + ():() x 1\n"
+                              "constant 7 -> p: 3 + ():() x 1 <- 0 + ():() x 1\n"},
+                             {"ConstantAfterClips",
+                              [](LogBuilder& log) {
+                                const View p = log.Target("p", {4});
+                                log.Copy(p, log.Source("w", {4}));
+                                log.Copy(p.Slice(0, 0, 1), log.Constant(7, {1}));
+                              },
+                              "w: direct\n"
+                              "  checkpoint 0 -> p: 1 + ():() x 3 <- 1 + ():() x 3\n"
+                              "constant 7 -> p: 0 + ():() x 1 <- 0 + ():() x 1\n"},
+                             {"ConstantsAreNoOverlap",
+                              [](LogBuilder& log) {
+                                const View p = log.Target("p", {2});
+                                log.Copy(p, log.Constant(1, {2}));
+                                log.Copy(p, log.Constant(2, {2}));
+                              },
+                              "constant 2 -> p: 0 + ():() x 2 <- 0 + ():() x 2\n"},
+                             {"LiveBytesMove",
+                              [](LogBuilder& log) {
+                                const View p = log.Target("p", {4});
+                                const View tmp = log.Temporary({2});
+                                log.Copy(tmp, p.Slice(0, 0, 2));
+                                log.Copy(p.Slice(0, 0, 2), log.Source("w", {2}));
+                                log.Copy(p.Slice(0, 2, 4), tmp);
+                              },
+                              "w: direct\n"
+                              "  checkpoint 0 -> p: 0 + ():() x 2 <- 0 + ():() x 2\n"
+                              "live p -> p: 2 + ():() x 2 <- 0 + ():() x 2\n"},
+                             {"LiveBytesOntoThemselvesAreNoWrite",
+                              [](LogBuilder& log) {
+                                const View p = log.Target("p", {4});
+                                const View tmp = log.Temporary({4});
+                                log.Copy(tmp, p);
+                                log.Copy(tmp.Slice(0, 0, 1), log.Source("w", {1}));
+                                log.Copy(p, tmp);
+                              },
+                              "w: direct\n"
+                              "  checkpoint 0 -> p: 0 + ():() x 1 <- 0 + ():() x 1\n"
+                              "uncovered: 3 of 4 bytes of p\n"},
+                             {"UninitialisedBytesAreNotWritten",
+                              [](LogBuilder& log) {
+                                log.Copy(log.Target("p", {4}), log.Temporary({4}));
+                              },
+                              "uncovered: 4 of 4 bytes of p\n"},
+                             {"PartsOfATargetUncovered",
+                              [](LogBuilder& log) {
+                                const View p = log.Target("p", {4, 4});
+                                log.Target("q", {3});
+                                log.Copy(p.Slice(1, 0, 3), log.Source("w", {4, 3}));
+                              },
+                              "w: direct\n"
+                              "  checkpoint 0 -> p: 0 + (4):(4) x 3 <- 0 + (4):(3) x 3\n"
+                              "uncovered: 4 of 16 bytes of p\n"
+                              "uncovered: 3 of 3 bytes of q\n"},
+                         }),
+                         CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
     Fallback, BuilderFallbackTest,
@@ -165,14 +170,17 @@ INSTANTIATE_TEST_SUITE_P(
            log.Copy(tmp, log.Source("w", {2}, kFloat32));
            log.Copy(log.Target("p", {3}), tmp.As(kUint8).Slice(0, 0, 3));
          },
-         "w: fallback, a copy into `p` cannot be planned: an item of a cast map would have to be cut: the other operand has a part of it; the items of both maps must coincide on the storage between them\n"},
+         "w: fallback, a copy into `p` cannot be planned: an item of a cast map would have to be "
+         "cut: the other operand has a part of it; the items of both maps must coincide on the "
+         "storage between them\n"},
         {"CastsOfDifferentDtypes",
          [](LogBuilder& log) {
            const View tmp = log.Temporary({2}, kBFloat16);
            log.Copy(tmp, log.Source("w", {2}, kFloat32));
            log.Copy(log.Target("p", {2}, kFloat32), tmp.As(kFloat16));
          },
-         "w: fallback, a copy into `p` cannot be planned: items cast to bfloat16 are read as float16 by the next cast\n"},
+         "w: fallback, a copy into `p` cannot be planned: items cast to bfloat16 are read as "
+         "float16 by the next cast\n"},
         {"ByteWrittenTwiceByOneCopy",
          [](LogBuilder& log) {
            const View p = log.Target("p", {3});
@@ -230,7 +238,8 @@ INSTANTIATE_TEST_SUITE_P(
            log.Source("w", {2});
            log.input().fallbacks.emplace_back(1, "given");
          },
-         "delta: fallback, a write into `p` combines it with live bytes, which are unknown once another name goes through the loader\n"
+         "delta: fallback, a write into `p` combines it with live bytes, which are unknown once "
+         "another name goes through the loader\n"
          "w: fallback, given\n"},
         {"NamelessLiveReadBesideAFallback",
          [](LogBuilder& log) {
@@ -239,7 +248,8 @@ INSTANTIATE_TEST_SUITE_P(
            log.Source("x", {2});
            log.input().fallbacks.emplace_back(1, "given");
          },
-         "w: fallback, live bytes are copied or computed from by themselves, and what they hold is unknown once a name goes through the loader\n"
+         "w: fallback, live bytes are copied or computed from by themselves, and what they hold is "
+         "unknown once a name goes through the loader\n"
          "x: fallback, given\n"
          "uncovered: 2 of 2 bytes of embed\n"},
         {"FallbackUnderALaterConstant",
@@ -252,14 +262,17 @@ INSTANTIATE_TEST_SUITE_P(
            log.Refuse("aten::item", "its value is read", "", {w});
          },
          "w: fallback, `aten::item`: its value is read\n"
-         "x: fallback, a fallback name's bytes are overwritten later by a constant or by live bytes, in an order that only one whole call of the loader keeps\n"},
+         "x: fallback, a fallback name's bytes are overwritten later by a constant or by live "
+         "bytes, in an order that only one whole call of the loader keeps\n"},
         {"CastClippedInsideAnItem",
          [](LogBuilder& log) {
            const View p = log.Target("p", {2}, kBFloat16);
            log.Copy(p, log.Source("w", {2}, kFloat32));
            log.Copy(p.As(kUint8).Slice(0, 0, 1), log.Constant(0, {1}));
          },
-         "w: fallback, a copy into `p` cannot be planned: an item of a cast map would have to be cut: the other operand has a part of it; the items of both maps must coincide on the storage between them\n"},
+         "w: fallback, a copy into `p` cannot be planned: an item of a cast map would have to be "
+         "cut: the other operand has a part of it; the items of both maps must coincide on the "
+         "storage between them\n"},
     }),
     CaseName);
 

@@ -102,7 +102,8 @@ std::vector<OracleByte> ByteOracle::ReadItems(const ReadRecord& read) const {
   std::vector<OracleByte> result;
   for (const Index offset : ItemOffsets(read.layout)) {
     for (Index i = 0; i < read.layout.itemsize(); ++i) {
-      result.push_back(storages_[static_cast<size_t>(read.storage)][static_cast<size_t>(offset + i)]);
+      result.push_back(
+          storages_[static_cast<size_t>(read.storage)][static_cast<size_t>(offset + i)]);
     }
   }
   return result;
@@ -206,7 +207,10 @@ void ByteOracle::Store(const CopyRecord& copy, Index offset, const OracleByte& b
     }
     history[i].push_back(byte.names);
   }
-  storages_[static_cast<size_t>(copy.to)][i] = byte;
+  OracleByte& stored = storages_[static_cast<size_t>(copy.to)][i];
+  const NameMask ever_copied = stored.ever_copied | byte.copy_names;
+  stored = byte;
+  stored.ever_copied = ever_copied;
 }
 
 }  // namespace loadplan::testing

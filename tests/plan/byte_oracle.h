@@ -20,13 +20,14 @@ using NameMask = std::uint64_t;
 
 struct OracleByte {
   std::uint8_t value = 0;
-  NameMask names = 0;           // checkpoint tensors behind it
-  NameMask copy_names = 0;      // behind all that the same copy wrote
+  NameMask names = 0;             // checkpoint tensors behind it
+  NameMask copy_names = 0;        // behind all that the same copy wrote
+  NameMask ever_copied = 0;       // behind all copies that ever wrote this byte
   bool is_uninitialised = false;  // a byte that a temporary was born with
-  bool is_garbage = false;      // depends on such a byte, or on the order inside one copy
-  bool is_computed = false;     // went through a cast or an operator
-  bool is_lost = false;         // went through an operator that cannot run again
-  bool is_written = false;      // by a copy of the log
+  bool is_garbage = false;        // depends on such a byte, or on the order inside one copy
+  bool is_computed = false;       // went through a cast or an operator
+  bool is_lost = false;           // went through an operator that cannot run again
+  bool is_written = false;        // by a copy of the log
   std::int64_t live_origin = -1;  // a live-before byte as it was: storage * 2^32 + offset
 };
 

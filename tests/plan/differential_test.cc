@@ -31,7 +31,9 @@ struct Tally {
 class Comparison {
  public:
   Comparison(const RandomProgram& program, Tally& tally)
-      : program_(program), log_(program.input.log), oracle_(program.input, program.initial),
+      : program_(program),
+        log_(program.input.log),
+        oracle_(program.input, program.initial),
         tally_(tally) {}
 
   void Run(std::mt19937& generator) {
@@ -93,7 +95,8 @@ class Comparison {
       SCOPED_TRACE("storage " + std::to_string(s) + " byte " + std::to_string(i));
       const int count = execution_.write_counts[s][i];
       EXPECT_LE(count, 1);
-      if ((byte.copy_names & fallbacks_) != 0) {
+      // A call of the loader with a fallback name repeats all copies of that name.
+      if ((byte.ever_copied & fallbacks_) != 0) {
         EXPECT_EQ(count, 0) << "both the plan and the loader write it";
         return;
       }
@@ -109,8 +112,9 @@ class Comparison {
     if (may_be_irregular()) return;
     std::map<std::tuple<int, int, StorageId>, Index> found;
     for (const NameOverlap& overlap : plan_->overlaps()) {
-      EXPECT_TRUE(found.emplace(std::tuple(overlap.first, overlap.second, overlap.storage),
-                                overlap.nbytes).second);
+      EXPECT_TRUE(
+          found.emplace(std::tuple(overlap.first, overlap.second, overlap.storage), overlap.nbytes)
+              .second);
     }
     EXPECT_EQ(found, oracle_.overlaps());
   }
@@ -174,7 +178,8 @@ class Comparison {
       Index fixed = 0;
       for (const Index offset : distinct) {
         const OracleByte& byte = oracle_.bytes(target.storage)[static_cast<size_t>(offset)];
-        if (!byte.is_written || byte.is_uninitialised) ++untouched;
+        if (!byte.is_written || byte.is_uninitialised)
+          ++untouched;
         else if (byte.live_origin == (static_cast<std::int64_t>(target.storage) << 32) + offset) {
           ++fixed;
         }

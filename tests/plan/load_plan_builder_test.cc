@@ -141,75 +141,74 @@ INSTANTIATE_TEST_SUITE_P(
     }),
     CaseName);
 
-INSTANTIATE_TEST_SUITE_P(
-    Temporaries, BuilderTest,
-    ::testing::ValuesIn(std::vector<BuilderCase>{
-        {"CatIsPiecewise",
-         [](LogBuilder& log) {
-           const View tmp = log.Temporary({6, 2});
-           log.Copy(tmp.Slice(0, 0, 4), log.Source("q", {4, 2}));
-           log.Copy(tmp.Slice(0, 4, 6), log.Source("k", {2, 2}));
-           log.Copy(log.Target("p", {6, 2}), tmp);
-         },
-         "q: direct\n"
-         "  checkpoint 0 -> p: 0 + ():() x 8 <- 0 + ():() x 8\n"
-         "k: direct\n"
-         "  checkpoint 1 -> p: 8 + ():() x 4 <- 0 + ():() x 4\n"},
-        {"CatReadInPart",
-         [](LogBuilder& log) {
-           const View tmp = log.Temporary({8});
-           log.Copy(tmp.Slice(0, 0, 4), log.Source("q", {4}));
-           log.Copy(tmp.Slice(0, 4, 8), log.Source("k", {4}));
-           log.Copy(log.Target("p", {3}), tmp.Slice(0, 1, 4));
-         },
-         "q: direct\n"
-         "  checkpoint 0 -> p: 0 + ():() x 3 <- 1 + ():() x 3\n"
-         "k: unneeded\n"},
-        {"StackOnTheLastDimensionInterleaves",
-         [](LogBuilder& log) {
-           const View tmp = log.Temporary({3, 2});
-           log.Copy(tmp.Select(1, 0), log.Source("a", {3}));
-           log.Copy(tmp.Select(1, 1), log.Source("b", {3}));
-           log.Copy(log.Target("p", {6}), tmp.Reshape({6}));
-         },
-         "a: direct\n"
-         "  checkpoint 0 -> p: 0 + (3):(2) x 1 <- 0 + (3):(1) x 1\n"
-         "b: direct\n"
-         "  checkpoint 1 -> p: 1 + (3):(2) x 1 <- 0 + (3):(1) x 1\n"},
-        {"TemporaryOfTemporary",
-         [](LogBuilder& log) {
-           const View tmp = log.Temporary({2, 3});
-           const View u = log.Temporary({3, 2});
-           log.Copy(tmp, log.Source("w", {2, 3}));
-           log.Copy(u, tmp.Transpose(0, 1));
-           log.Copy(log.Target("p", {2}), u.Select(0, 1));
-         },
-         "w: direct\n"
-         "  checkpoint 0 -> p: 0 + (2):(1) x 1 <- 1 + (2):(3) x 1\n"},
-        {"BufferReusedInALoop",
-         [](LogBuilder& log) {
-           const View buffer = log.Temporary({2});
-           const View p = log.Target("p", {2, 2});
-           log.Copy(buffer, log.Source("a", {2}));
-           log.Copy(p.Select(0, 0), buffer);
-           log.Copy(buffer, log.Source("b", {2}));
-           log.Copy(p.Select(0, 1), buffer);
-         },
-         "a: direct\n"
-         "  checkpoint 0 -> p: 0 + ():() x 2 <- 0 + ():() x 2\n"
-         "b: direct\n"
-         "  checkpoint 1 -> p: 2 + ():() x 2 <- 0 + ():() x 2\n"},
-        {"ScratchKeepsWhatItHeld",
-         [](LogBuilder& log) {
-           const View scratch = log.Scratch(5, {4});
-           log.Copy(scratch.Slice(0, 0, 2), log.Source("w", {2}));
-           log.Copy(log.Target("p", {4}), scratch);
-         },
-         "w: direct\n"
-         "  checkpoint 0 -> p: 0 + ():() x 2 <- 0 + ():() x 2\n"
-         "constant 5 -> p: 2 + ():() x 2 <- 2 + ():() x 2\n"},
-    }),
-    CaseName);
+INSTANTIATE_TEST_SUITE_P(Temporaries, BuilderTest,
+                         ::testing::ValuesIn(std::vector<BuilderCase>{
+                             {"CatIsPiecewise",
+                              [](LogBuilder& log) {
+                                const View tmp = log.Temporary({6, 2});
+                                log.Copy(tmp.Slice(0, 0, 4), log.Source("q", {4, 2}));
+                                log.Copy(tmp.Slice(0, 4, 6), log.Source("k", {2, 2}));
+                                log.Copy(log.Target("p", {6, 2}), tmp);
+                              },
+                              "q: direct\n"
+                              "  checkpoint 0 -> p: 0 + ():() x 8 <- 0 + ():() x 8\n"
+                              "k: direct\n"
+                              "  checkpoint 1 -> p: 8 + ():() x 4 <- 0 + ():() x 4\n"},
+                             {"CatReadInPart",
+                              [](LogBuilder& log) {
+                                const View tmp = log.Temporary({8});
+                                log.Copy(tmp.Slice(0, 0, 4), log.Source("q", {4}));
+                                log.Copy(tmp.Slice(0, 4, 8), log.Source("k", {4}));
+                                log.Copy(log.Target("p", {3}), tmp.Slice(0, 1, 4));
+                              },
+                              "q: direct\n"
+                              "  checkpoint 0 -> p: 0 + ():() x 3 <- 1 + ():() x 3\n"
+                              "k: unneeded\n"},
+                             {"StackOnTheLastDimensionInterleaves",
+                              [](LogBuilder& log) {
+                                const View tmp = log.Temporary({3, 2});
+                                log.Copy(tmp.Select(1, 0), log.Source("a", {3}));
+                                log.Copy(tmp.Select(1, 1), log.Source("b", {3}));
+                                log.Copy(log.Target("p", {6}), tmp.Reshape({6}));
+                              },
+                              "a: direct\n"
+                              "  checkpoint 0 -> p: 0 + (3):(2) x 1 <- 0 + (3):(1) x 1\n"
+                              "b: direct\n"
+                              "  checkpoint 1 -> p: 1 + (3):(2) x 1 <- 0 + (3):(1) x 1\n"},
+                             {"TemporaryOfTemporary",
+                              [](LogBuilder& log) {
+                                const View tmp = log.Temporary({2, 3});
+                                const View u = log.Temporary({3, 2});
+                                log.Copy(tmp, log.Source("w", {2, 3}));
+                                log.Copy(u, tmp.Transpose(0, 1));
+                                log.Copy(log.Target("p", {2}), u.Select(0, 1));
+                              },
+                              "w: direct\n"
+                              "  checkpoint 0 -> p: 0 + (2):(1) x 1 <- 1 + (2):(3) x 1\n"},
+                             {"BufferReusedInALoop",
+                              [](LogBuilder& log) {
+                                const View buffer = log.Temporary({2});
+                                const View p = log.Target("p", {2, 2});
+                                log.Copy(buffer, log.Source("a", {2}));
+                                log.Copy(p.Select(0, 0), buffer);
+                                log.Copy(buffer, log.Source("b", {2}));
+                                log.Copy(p.Select(0, 1), buffer);
+                              },
+                              "a: direct\n"
+                              "  checkpoint 0 -> p: 0 + ():() x 2 <- 0 + ():() x 2\n"
+                              "b: direct\n"
+                              "  checkpoint 1 -> p: 2 + ():() x 2 <- 0 + ():() x 2\n"},
+                             {"ScratchKeepsWhatItHeld",
+                              [](LogBuilder& log) {
+                                const View scratch = log.Scratch(5, {4});
+                                log.Copy(scratch.Slice(0, 0, 2), log.Source("w", {2}));
+                                log.Copy(log.Target("p", {4}), scratch);
+                              },
+                              "w: direct\n"
+                              "  checkpoint 0 -> p: 0 + ():() x 2 <- 0 + ():() x 2\n"
+                              "constant 5 -> p: 2 + ():() x 2 <- 2 + ():() x 2\n"},
+                         }),
+                         CaseName);
 
 INSTANTIATE_TEST_SUITE_P(
     Derived, BuilderTest,
@@ -220,7 +219,8 @@ INSTANTIATE_TEST_SUITE_P(
            log.Copy(log.Target("p", {2}, kBFloat16), w.Slice(0, 2, 4));
          },
          "w: derived, cast float32 -> bfloat16\n"
-         "  checkpoint 0 -> p: 0 + (2):(2) x 2 <-cast- 8 + (2):(4) x 4, cast float32 -> bfloat16\n"},
+         "  checkpoint 0 -> p: 0 + (2):(2) x 2 <-cast- 8 + (2):(4) x 4, cast float32 -> "
+         "bfloat16\n"},
         {"CastChain",
          [](LogBuilder& log) {
            const View tmp = log.Temporary({4}, kBFloat16);
@@ -228,7 +228,8 @@ INSTANTIATE_TEST_SUITE_P(
            log.Copy(log.Target("p", {4}, kFloat32), tmp);
          },
          "w: derived, cast float32 -> bfloat16 -> float32\n"
-         "  checkpoint 0 -> p: 0 + (4):(4) x 4 <-cast- 0 + (4):(4) x 4, cast float32 -> bfloat16 -> float32\n"},
+         "  checkpoint 0 -> p: 0 + (4):(4) x 4 <-cast- 0 + (4):(4) x 4, cast float32 -> bfloat16 "
+         "-> float32\n"},
         {"CopyOfACast",
          [](LogBuilder& log) {
            const View tmp = log.Temporary({4}, kBFloat16);
@@ -236,7 +237,8 @@ INSTANTIATE_TEST_SUITE_P(
            log.Copy(log.Target("p", {2}, kBFloat16), tmp.Slice(0, 0, 4, 2));
          },
          "w: derived, cast float32 -> bfloat16\n"
-         "  checkpoint 0 -> p: 0 + (2):(2) x 2 <-cast- 0 + (2):(8) x 4, cast float32 -> bfloat16\n"},
+         "  checkpoint 0 -> p: 0 + (2):(2) x 2 <-cast- 0 + (2):(8) x 4, cast float32 -> "
+         "bfloat16\n"},
         {"CastOfACat",
          [](LogBuilder& log) {
            const View tmp = log.Temporary({4}, kFloat32);
@@ -247,7 +249,8 @@ INSTANTIATE_TEST_SUITE_P(
          "a: derived, cast float32 -> bfloat16\n"
          "  checkpoint 0 -> p: 0 + (2):(2) x 2 <-cast- 0 + (2):(4) x 4, cast float32 -> bfloat16\n"
          "b: derived, cast float32 -> bfloat16\n"
-         "  checkpoint 1 -> p: 4 + (2):(2) x 2 <-cast- 0 + (2):(4) x 4, cast float32 -> bfloat16\n"},
+         "  checkpoint 1 -> p: 4 + (2):(2) x 2 <-cast- 0 + (2):(4) x 4, cast float32 -> "
+         "bfloat16\n"},
         {"Program",
          [](LogBuilder& log) {
            const View w = log.Source("w", {4});

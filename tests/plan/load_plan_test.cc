@@ -129,8 +129,7 @@ INSTANTIATE_TEST_SUITE_P(
          "[0:2]", 4, "[0:2]", "none"},
         {"Cast",
          [](LogBuilder& log) {
-           log.Copy(log.Target("p", {2}, kBFloat16),
-                    log.Source("w", {4}, kFloat32).Slice(0, 2, 4));
+           log.Copy(log.Target("p", {2}, kBFloat16), log.Source("w", {4}, kFloat32).Slice(0, 2, 4));
          },
          "[2:4]", 8, "[0:4]", "none"},
         {"Program",
@@ -147,9 +146,8 @@ INSTANTIATE_TEST_SUITE_P(
          },
          "[0:4, 0:2]", 8, "[0:4, 0:2]", "none"},
         {"Unneeded", [](LogBuilder& log) { log.Source("w", {4}); }, "", 0, "none", ""},
-        {"Empty",
-         [](LogBuilder& log) { log.Copy(log.Target("p", {0}), log.Source("w", {0})); }, "", 0,
-         "none", ""},
+        {"Empty", [](LogBuilder& log) { log.Copy(log.Target("p", {0}), log.Source("w", {0})); }, "",
+         0, "none", ""},
     }),
     [](const auto& test) { return test.param.name; });
 

@@ -205,8 +205,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(OverlapErrorTest, ListsThePairs) {
   LogBuilder log;
   TwoThatMeet(log);
-  EXPECT_THAT(log.Build(OverlapPolicy::kError),
-              StatusIs(absl::StatusCode::kInvalidArgument, "`a` and `b` both write 2 bytes of `p`"));
+  EXPECT_THAT(log.Build(OverlapPolicy::kError), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                         "`a` and `b` both write 2 bytes of `p`"));
 }
 
 TEST(OverlapErrorTest, CountsThePairsThatItDoesNotList) {

@@ -45,9 +45,12 @@ class Executor {
     switch (origin.kind) {
       case OriginKind::kCheckpoint:
         return initial_[static_cast<size_t>(plan_.sources()[index].storage)];
-      case OriginKind::kConstant: return captured_[index];
-      case OriginKind::kLiveBefore: return initial_[index];
-      case OriginKind::kValue: return values_[index];
+      case OriginKind::kConstant:
+        return captured_[index];
+      case OriginKind::kLiveBefore:
+        return initial_[index];
+      case OriginKind::kValue:
+        return values_[index];
     }
     return initial_[0];
   }
@@ -123,8 +126,8 @@ std::optional<std::vector<Bytes>> ExecuteDests(const LoadPlan& plan, std::int32_
     for (size_t d = 0; d < strides.size(); ++d) {
       offset += dest.box.intervals()[d].start * strides[d];
     }
-    const std::vector<Index> from_items = ItemOffsets(StridedLayout::Unchecked(
-        offset, dest.box.shape(), strides, source.dtype.itemsize));
+    const std::vector<Index> from_items = ItemOffsets(
+        StridedLayout::Unchecked(offset, dest.box.shape(), strides, source.dtype.itemsize));
     const std::vector<Index> to_items = ItemOffsets(dest.region);
     if (from_items.size() != to_items.size()) return std::vector<Bytes>{};
     for (size_t i = 0; i < to_items.size(); ++i) {

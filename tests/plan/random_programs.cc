@@ -94,15 +94,13 @@ View Generator::DrawStep(View view) {
       return view.Unsqueeze(static_cast<size_t>(Draw(0, rank)));
     case 4:
       if (!IsContiguous(view.layout)) return view;
-      return Chance(50) || extent % 2 != 0
-                 ? view.Reshape({view.layout.num_elements()})
-                 : view.Reshape({2, view.layout.num_elements() / 2});
+      return Chance(50) || extent % 2 != 0 ? view.Reshape({view.layout.num_elements()})
+                                           : view.Reshape({2, view.layout.num_elements() / 2});
     case 5: {  // another dtype of a contiguous last dimension
       const DType& other = DrawType();
       const auto last = static_cast<size_t>(rank - 1);
       const Index row = view.extent(last) * view.layout.itemsize();
-      if (row % other.itemsize != 0 ||
-          view.layout.byte_strides()[last] != view.layout.itemsize()) {
+      if (row % other.itemsize != 0 || view.layout.byte_strides()[last] != view.layout.itemsize()) {
         return view;
       }
       return view.As(other);
@@ -127,8 +125,8 @@ View Generator::DrawView(View view) {
 
 void Generator::Match(View& to, View& from) {
   while (to.layout.shape().size() < from.layout.shape().size()) {
-    const auto dim = static_cast<size_t>(
-        Draw(0, static_cast<Index>(from.layout.shape().size()) - 1));
+    const auto dim =
+        static_cast<size_t>(Draw(0, static_cast<Index>(from.layout.shape().size()) - 1));
     from = from.extent(dim) > 0 && Chance(50) ? from.Select(dim, Draw(0, from.extent(dim) - 1))
                                               : from.Transpose(dim, 0);
     if (to.layout.shape().size() < from.layout.shape().size()) to = to.Unsqueeze(0);
@@ -175,7 +173,8 @@ void Generator::AddCopy() {
     shape[0] = 2;
     shape.insert(shape.begin(), windows);
     strides.insert(strides.begin(), strides[0]);
-    const View unfolded = view.With(view.layout.byte_offset(), std::move(shape), std::move(strides));
+    const View unfolded =
+        view.With(view.layout.byte_offset(), std::move(shape), std::move(strides));
     View& other = &view == &to ? from : to;
     other = other.Slice(0, 0, 2).Expand(0, windows);
     if (&other == &to && windows > 1) return;
@@ -210,16 +209,19 @@ RandomProgram Generator::Make() {
   const bool may_compute = Chance(50);
   AddStorages();
   for (Index steps = Draw(1, 12); steps-- > 0;) {
-    if (may_compute && Chance(25)) AddNode();
-    else if (may_refuse && Chance(20)) AddRefusal();
-    else AddCopy();
+    if (may_compute && Chance(25))
+      AddNode();
+    else if (may_refuse && Chance(20))
+      AddRefusal();
+    else
+      AddCopy();
   }
   RandomProgram program;
   program.input = std::move(log_.input());
   program.has_casts = has_casts_;
   if (Chance(10)) {
-    const auto name = static_cast<std::int32_t>(
-        Draw(0, static_cast<Index>(program.input.sources.size()) - 1));
+    const auto name =
+        static_cast<std::int32_t>(Draw(0, static_cast<Index>(program.input.sources.size()) - 1));
     program.input.fallbacks.emplace_back(name, "an earlier pass gave up on it");
   }
   const Index policy = Draw(0, 9);
@@ -237,7 +239,7 @@ RandomProgram Generator::Make() {
 }  // namespace
 
 std::string Describe(const BuildInput& input) {
-  static constexpr std::array kKinds = {"checkpoint", "target", "temporary",
+  static constexpr std::array kKinds = {"checkpoint", "target",   "temporary",
                                         "scratch",    "constant", "value"};
   std::string text;
   for (size_t s = 0; s < input.log.storages.size(); ++s) {
@@ -246,8 +248,8 @@ std::string Describe(const BuildInput& input) {
                     storage.ref, ", ", storage.nbytes, " bytes\n");
   }
   for (const TargetTensor& target : input.targets) {
-    absl::StrAppend(&text, target.name, ": storage ", target.storage, " ",
-                    ToString(target.layout), "\n");
+    absl::StrAppend(&text, target.name, ": storage ", target.storage, " ", ToString(target.layout),
+                    "\n");
   }
   const auto add_reads = [&](const std::vector<ReadRecord>& reads) {
     for (const ReadRecord& read : reads) {
@@ -266,8 +268,8 @@ std::string Describe(const BuildInput& input) {
   }
   for (size_t time = 0; time < input.log.copies.size(); ++time) {
     const CopyRecord& copy = input.log.copies[time];
-    absl::StrAppend(&text, "copy ", time, ": ", copy.to, " <- ", copy.from, " ",
-                    ToString(copy.map), "\n");
+    absl::StrAppend(&text, "copy ", time, ": ", copy.to, " <- ", copy.from, " ", ToString(copy.map),
+                    "\n");
   }
   for (const auto& [name, reason] : input.fallbacks) absl::StrAppend(&text, "given ", name, "\n");
   absl::StrAppend(&text, "policy ", static_cast<int>(input.overlaps), "\n");

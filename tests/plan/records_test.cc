@@ -58,10 +58,7 @@ INSTANTIATE_TEST_SUITE_P(
          "copy record 0 writes outside storage 0"},
         {"ReadsOutside", [](RecordLog& log) { log.storages[1].nbytes = 15; },
          "copy record 0 reads outside storage 1"},
-        {"WritesAnOutput",
-         [](RecordLog& log) {
-           log.copies[0].to = 2;
-         },
+        {"WritesAnOutput", [](RecordLog& log) { log.copies[0].to = 2; },
          "copy record 0 writes into storage 2, an operator's output"},
         {"OutputOfNoNode", [](RecordLog& log) { log.storages[2].ref = 1; },
          "storage 2 is an output of a node that is not in the log"},

@@ -109,8 +109,8 @@ TEST(SymbolicMemoryTest, ManyWritesAreFoundByPlace) {
   }
   const SymbolicMemory memory(log.input().log);
   for (Index row = 0; row < kCount; ++row) {
-    const absl::StatusOr<std::vector<Piece>> pieces = memory.Resolve(
-        tmp.storage, StridedMap::Identity(tmp.Select(0, row).layout), {}, log.now());
+    const absl::StatusOr<std::vector<Piece>> pieces =
+        memory.Resolve(tmp.storage, StridedMap::Identity(tmp.Select(0, row).layout), {}, log.now());
     ASSERT_THAT(pieces, IsOk());
     ASSERT_THAT(*pieces, SizeIs(1));
     EXPECT_EQ((*pieces)[0].map.from().byte_offset, (kCount - 1 - row) * 8);

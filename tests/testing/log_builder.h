@@ -64,8 +64,8 @@ struct View {
   // Of a contiguous view.
   View Reshape(DimVector shape) const {
     View view = *this;
-    view.layout = *StridedLayout::Contiguous(layout.byte_offset(), std::move(shape),
-                                             layout.itemsize());
+    view.layout =
+        *StridedLayout::Contiguous(layout.byte_offset(), std::move(shape), layout.itemsize());
     return view;
   }
   // The last dimension, contiguous, seen through another dtype.
