@@ -56,8 +56,7 @@ void JoinNeighbours(std::vector<Box>* boxes) {
         if (!joined.empty() && DifferOnlyIn(joined.back(), box, dim) &&
             box[dim].start <= joined.back()[dim].stop) {
           const Interval last = joined.back()[dim];
-          joined.back() =
-              WithInterval(box, dim, {last.start, std::max(last.stop, box[dim].stop)});
+          joined.back() = WithInterval(box, dim, {last.start, std::max(last.stop, box[dim].stop)});
           changed = true;
         } else {
           joined.push_back(std::move(box));

@@ -89,8 +89,7 @@ absl::StatusOr<Composition> Compose(const StridedMap& outer, const StridedMap& i
 }
 
 absl::StatusOr<std::vector<StridedMap>> SubtractTo(const StridedMap& map,
-                                                   const StridedLayout& region,
-                                                   Index max_pieces) {
+                                                   const StridedLayout& region, Index max_pieces) {
   if (map.empty()) return std::vector<StridedMap>{};
   if (region.empty()) return std::vector<StridedMap>{Coalesce(map)};
   GridDims repeats;
@@ -113,8 +112,7 @@ absl::StatusOr<std::vector<StridedLayout>> Intersect(const StridedLayout& layout
 }
 
 absl::StatusOr<std::vector<StridedLayout>> Subtract(const StridedLayout& layout,
-                                                    const StridedLayout& region,
-                                                    Index max_pieces) {
+                                                    const StridedLayout& region, Index max_pieces) {
   std::vector<Grid> common;
   std::vector<Grid> rest;
   if (absl::Status s = DivideLayouts(layout, region, max_pieces, &common, &rest); !s.ok()) return s;

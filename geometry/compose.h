@@ -39,10 +39,10 @@ struct Composition {
 //
 // Errors: ResourceExhausted when more than `max_pieces` pieces would be needed;
 // FailedPrecondition when an item of a cast map would have to be cut (the items
-// of both maps do not coincide on T). Where bytes of an item come from several parts
-// of an operand whose items do not start at multiples of their itemsize (no tensor is
-// like that), this may be returned although together the parts hold the item.
-LOADPLAN_API absl::StatusOr<Composition> Compose(const StridedMap& outer, const StridedMap& inner,
+// of both maps do not coincide on T). Where the steps of the other map are no whole
+// items, so that several of its parts share an item, this may be returned although
+// together they hold it.
+absl::StatusOr<Composition> Compose(const StridedMap& outer, const StridedMap& inner,
                                                  Index max_pieces = kDefaultMaxPieces);
 
 // The pairs of `map` whose `to` byte lies outside `region`. Errors as in Compose.

@@ -10,9 +10,9 @@ namespace loadplan::geometry_internal {
 namespace {
 
 absl::Status CutsAtom(const char* why) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "an item of a cast map would have to be cut: ", why,
-      "; the items of both maps must coincide on the storage between them"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("an item of a cast map would have to be cut: ", why,
+                   "; the items of both maps must coincide on the storage between them"));
 }
 
 // Whether every digit below an atom is complete.

@@ -1,8 +1,9 @@
 // MergePieces of geometry/compose.h.
 //
-// Pieces are joined in two ways until neither applies:
+// Pieces are joined in three ways until none applies:
 //  - one continues another along a dimension they have in common (or byte after
 //    byte): the dimension grows;
+//  - one is a further index of a dimension of another (the last row of a matrix);
 //  - pieces of one form stand at equal distances: they become a new dimension.
 #include <algorithm>
 #include <tuple>
@@ -121,6 +122,78 @@ bool JoinAlong(int open, std::vector<StridedMap>& pieces) {
   return changed;
 }
 
+// `map` at one index of dimension `dim`.
+StridedMap SliceOf(const StridedMap& map, size_t dim) {
+  DimVector shape = map.shape();
+  shape[dim] = 1;
+  return Coalesce(StridedMap::Unchecked(std::move(shape), map.to(), map.from(), map.is_cast()));
+}
+
+// `map` with `before` and `after` further indices of dimension `dim`.
+StridedMap Widen(const StridedMap& map, size_t dim, Index before, Index after) {
+  DimVector shape = map.shape();
+  shape[dim] += before + after;
+  MapSide to = map.to();
+  MapSide from = map.from();
+  to.byte_offset -= before * to.byte_strides[dim];
+  from.byte_offset -= before * from.byte_strides[dim];
+  return StridedMap::Unchecked(std::move(shape), std::move(to), std::move(from), map.is_cast());
+}
+
+// Joins pieces that are further indices of a dimension of another piece. Returns
+// whether any was. Pieces are sorted before and after.
+bool AbsorbSlices(std::vector<StridedMap>& pieces) {
+  const auto rank = [](const StridedMap& piece) { return piece.shape().size(); };
+  // A slice has fewer dimensions than what it is a slice of.
+  const bool mixed = std::any_of(pieces.begin(), pieces.end(), [&](const StridedMap& piece) {
+    return rank(piece) != rank(pieces.front());
+  });
+  if (!mixed) return false;
+  absl::flat_hash_map<Key, size_t> index_of;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const StridedMap& piece = pieces[i];
+    index_of[{FormOf(piece, -1), piece.to().byte_offset, piece.from().byte_offset}] = i;
+  }
+  std::vector<bool> gone(pieces.size(), false);
+  std::vector<bool> grown(pieces.size(), false);  // no longer what `index_of` says
+  // Takes the piece that starts there out, if there is one.
+  const auto take = [&](const Form& form, Index to, Index from) {
+    const auto found = index_of.find(Key{form, to, from});
+    if (found == index_of.end() || gone[found->second] || grown[found->second]) return false;
+    gone[found->second] = true;
+    return true;
+  };
+  bool changed = false;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    for (size_t d = 0; d < rank(pieces[i]) && !gone[i]; ++d) {
+      const StridedMap& piece = pieces[i];
+      const Form form = FormOf(SliceOf(piece, d), -1);
+      const Index to_stride = piece.to().byte_strides[d];
+      const Index from_stride = piece.from().byte_strides[d];
+      const auto take_at = [&](Index index) {
+        return take(form, piece.to().byte_offset + index * to_stride,
+                    piece.from().byte_offset + index * from_stride);
+      };
+      Index before = 0;
+      Index after = 0;
+      while (take_at(-before - 1)) ++before;
+      while (take_at(piece.shape()[d] + after)) ++after;
+      if (before + after == 0) continue;
+      pieces[i] = Widen(piece, d, before, after);
+      grown[i] = true;
+      changed = true;
+    }
+  }
+  if (!changed) return false;
+  std::vector<StridedMap> kept;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    if (!gone[i]) kept.push_back(Coalesce(pieces[i]));
+  }
+  pieces = std::move(kept);
+  std::sort(pieces.begin(), pieces.end(), StartsBefore);
+  return true;
+}
+
 // The pieces [first, last) as one map with a new dimension.
 StridedMap Stack(const std::vector<StridedMap>& pieces, size_t first, size_t last) {
   const StridedMap& map = pieces[first];
@@ -202,6 +275,7 @@ std::vector<StridedMap> MergePieces(std::vector<StridedMap> pieces) {
     for (int open = static_cast<int>(max_rank); open >= 0 && pieces.size() > 1; --open) {
       changed |= JoinAlong(open, pieces);
     }
+    changed |= AbsorbSlices(pieces);
     changed |= StackProgressions(pieces);
   }
   return pieces;

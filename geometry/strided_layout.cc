@@ -77,9 +77,9 @@ bool RunsAreUnique(const std::vector<Dim>& dims, Index run) {
 absl::StatusOr<StridedLayout> StridedLayout::Create(Index byte_offset, DimVector shape,
                                                     DimVector byte_strides, Index itemsize) {
   if (shape.size() != byte_strides.size()) {
-    return absl::InvalidArgumentError(absl::StrFormat(
-        "`shape` has %d dimensions and `byte_strides` %d; they must be equal", shape.size(),
-        byte_strides.size()));
+    return absl::InvalidArgumentError(
+        absl::StrFormat("`shape` has %d dimensions and `byte_strides` %d; they must be equal",
+                        shape.size(), byte_strides.size()));
   }
   if (itemsize <= 0) {
     return absl::InvalidArgumentError(

@@ -94,11 +94,10 @@ StridedMap StridedMap::Identity(const StridedLayout& layout) {
 }
 
 Index StridedMap::num_elements() const {
+  // Zero first: the product of the others may not fit.
+  if (std::find(shape_.begin(), shape_.end(), 0) != shape_.end()) return 0;
   Index count = 1;
-  for (const Index extent : shape_) {
-    if (extent == 0) return 0;
-    count *= extent;
-  }
+  for (const Index extent : shape_) count *= extent;
   return count;
 }
 

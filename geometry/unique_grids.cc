@@ -19,9 +19,9 @@ absl::Status AppendUnique(Grid grid, Index* pieces_left, std::vector<Grid>* uniq
     unique->push_back(std::move(grid));
     return absl::OkStatus();
   }
-  const auto shortest = std::min_element(
-      grid.dims.begin(), grid.dims.end(),
-      [](const auto& a, const auto& b) { return a.extent < b.extent; });
+  const auto shortest =
+      std::min_element(grid.dims.begin(), grid.dims.end(),
+                       [](const auto& a, const auto& b) { return a.extent < b.extent; });
   const Index extent = shortest->extent;
   *pieces_left -= std::min(extent, *pieces_left + 1);
   if (*pieces_left < 0) {

@@ -82,9 +82,9 @@ class Axes {
 // What happens to `count` elements, `stride` apart, that start at the corner of `box`.
 struct Placement {
   enum Kind {
-    kPlaced,   // they fill the intervals of `box` from one axis on
-    kCut,      // the first `cut` of them end at a boundary of an axis
-    kUnfit,    // the stride is no step of a free axis
+    kPlaced,  // they fill the intervals of `box` from one axis on
+    kCut,     // the first `cut` of them end at a boundary of an axis
+    kUnfit,   // the stride is no step of a free axis
   };
   Kind kind = kPlaced;
   Index cut = 0;
@@ -316,8 +316,7 @@ Box HullOfRange(Index first, Index last, const Axes& axes) {
 
 }  // namespace
 
-std::optional<std::vector<BoxRegion>> BoxRegionsOf(const StridedMap& map,
-                                                   const DenseTensor& base) {
+std::optional<std::vector<BoxRegion>> BoxRegionsOf(const StridedMap& map, const DenseTensor& base) {
   const StridedMap pieces = Coalesce(map);
   if (pieces.empty()) return std::vector<BoxRegion>{};
   if (map.is_cast()) return std::nullopt;

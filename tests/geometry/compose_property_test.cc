@@ -119,6 +119,22 @@ void CheckCoalesced(const std::vector<StridedMap>& maps) {
   }
 }
 
+bool StepsAreMultiplesOf(Index itemsize, const StridedLayout& layout) {
+  const DimVector strides = Coalesce(layout).byte_strides();
+  return std::all_of(strides.begin(), strides.end(),
+                     [&](Index stride) { return stride % itemsize == 0; });
+}
+
+// Steps that are no whole items of a cast may be refused without need; see the header.
+bool MayRefuse(const StridedMap& outer, const StridedMap& inner) {
+  const StridedMap from_outer = Coalesce(outer);
+  const StridedLayout read = StridedLayout::Unchecked(
+      0, from_outer.shape(), from_outer.from().byte_strides, from_outer.from().itemsize);
+  return (outer.is_cast() &&
+          !StepsAreMultiplesOf(outer.from().itemsize, Coalesce(inner).ToLayout())) ||
+         (inner.is_cast() && !StepsAreMultiplesOf(inner.to().itemsize, read));
+}
+
 void CheckCompose(const StridedMap& outer, const StridedMap& inner) {
   SCOPED_TRACE("outer " + ToString(outer) + "\ninner " + ToString(inner));
   const absl::StatusOr<Composition> result = Compose(outer, inner);
@@ -127,6 +143,7 @@ void CheckCompose(const StridedMap& outer, const StridedMap& inner) {
     EXPECT_EQ(result.status().code(), absl::StatusCode::kFailedPrecondition);
     return;
   }
+  if (absl::IsFailedPrecondition(result.status()) && MayRefuse(outer, inner)) return;
   ASSERT_THAT(result, IsOk());
   EXPECT_EQ(SortedPairs(result->matched), expected->matched);
   EXPECT_EQ(SortedPairs(result->rest), expected->rest);
@@ -136,12 +153,6 @@ void CheckCompose(const StridedMap& outer, const StridedMap& inner) {
     EXPECT_EQ(map.is_cast(), outer.is_cast() || inner.is_cast());
   }
   for (const StridedMap& map : result->rest) EXPECT_EQ(map.is_cast(), outer.is_cast());
-}
-
-bool StepsAreMultiplesOf(Index itemsize, const StridedLayout& layout) {
-  const DimVector strides = Coalesce(layout).byte_strides();
-  return std::all_of(strides.begin(), strides.end(),
-                     [&](Index stride) { return stride % itemsize == 0; });
 }
 
 TEST(ComposePropertyTest, EqualsTheOracle) {

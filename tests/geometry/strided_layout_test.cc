@@ -20,10 +20,10 @@ namespace {
 
 using testing::Bytes;
 using testing::ForEachRandom;
+using ::testing::HasSubstr;
 using testing::IsOkAndHolds;
 using testing::Layout;
 using testing::StatusIs;
-using ::testing::HasSubstr;
 
 static_assert(std::regular<StridedLayout>);
 
@@ -60,7 +60,11 @@ INSTANTIATE_TEST_SUITE_P(
         {"Reach", 0, {3}, {kMax / 2}, 4, "the end of the last item does not fit"},
         {"ReachOverflowsAtOnce", 0, {4}, {kMax / 2}, 4, "the end of the last item does not fit"},
         {"End", kMax - 3, {}, {}, 4, "the end of the last item does not fit"},
-        {"SumOfReaches", 0, {2, 2}, {kMax / 2, kMax / 2}, 2,
+        {"SumOfReaches",
+         0,
+         {2, 2},
+         {kMax / 2, kMax / 2},
+         2,
          "the end of the last item does not fit"},
         {"CountOfABroadcast", 0, {kMax / 2, 4}, {0, 0}, 1, "the number of bytes of `shape`"},
         {"BytesOfABroadcast", 0, {kMax / 2}, {0}, 4, "the number of bytes of `shape`"},
@@ -196,8 +200,8 @@ INSTANTIATE_TEST_SUITE_P(
          false},
         {"ThreeTangledUnique", Layout(0, {2, 2, 2}, {9, 5, 3}, 1), "0 + (2, 2, 2):(9, 5, 3) x 1",
          true},
-        {"ThreeTangledRepeating", Layout(0, {2, 2, 2}, {8, 5, 3}, 1),
-         "0 + (2, 2, 2):(8, 5, 3) x 1", false},
+        {"ThreeTangledRepeating", Layout(0, {2, 2, 2}, {8, 5, 3}, 1), "0 + (2, 2, 2):(8, 5, 3) x 1",
+         false},
     }),
     [](const auto& test) { return test.param.name; });
 

@@ -42,8 +42,9 @@ void CheckRegions(const StridedMap& map, const DenseTensor& base,
     ASSERT_EQ(static_cast<Index>(bytes.size()), part.box.num_elements() * base.itemsize);
     for (size_t i = 0; i < bytes.size(); ++i) {
       const Index byte = static_cast<Index>(i);
-      pairs.emplace_back(bytes[i], elements[i / static_cast<size_t>(base.itemsize)] * base.itemsize +
-                                       byte % base.itemsize);
+      pairs.emplace_back(
+          bytes[i],
+          elements[i / static_cast<size_t>(base.itemsize)] * base.itemsize + byte % base.itemsize);
     }
   }
   std::sort(pairs.begin(), pairs.end());
@@ -100,7 +101,8 @@ TEST_P(BoxRegionsOfTest, SaysTheSameAsTheMap) {
   if (regions) {
     CheckRegions(c.map, c.base, *regions);
     for (const BoxRegion& part : *regions) {
-      printed += (printed.empty() ? "" : "; ") + ToString(part.box) + " -> " + ToString(part.region);
+      printed +=
+          (printed.empty() ? "" : "; ") + ToString(part.box) + " -> " + ToString(part.region);
     }
   }
   EXPECT_EQ(printed, c.boxes);
@@ -110,30 +112,52 @@ TEST_P(BoxRegionsOfTest, SaysTheSameAsTheMap) {
 INSTANTIATE_TEST_SUITE_P(
     Cases, BoxRegionsOfTest,
     ::testing::ValuesIn(std::vector<RegionsCase>{
-        {"Whole", {{4, 6}, 2}, Map({24}, {0, {2}, 2}, {0, {2}, 2}),
+        {"Whole",
+         {{4, 6}, 2},
+         Map({24}, {0, {2}, 2}, {0, {2}, 2}),
          "[0:4, 0:6] -> 0 + (24):(2) x 2"},
-        {"NarrowRows", {{4, 6}, 2}, Map({2, 6}, {0, {12, 2}, 2}, {12, {12, 2}, 2}),
+        {"NarrowRows",
+         {{4, 6}, 2},
+         Map({2, 6}, {0, {12, 2}, 2}, {12, {12, 2}, 2}),
          "[1:3, 0:6] -> 0 + (12):(2) x 2"},
-        {"NarrowColumns", {{4, 6}, 2}, Map({4, 2}, {0, {4, 2}, 2}, {4, {12, 2}, 2}),
+        {"NarrowColumns",
+         {{4, 6}, 2},
+         Map({4, 2}, {0, {4, 2}, 2}, {4, {12, 2}, 2}),
          "[0:4, 2:4] -> 0 + (4, 2):(4, 2) x 2"},
-        {"Transpose", {{4, 6}, 2}, Map({6, 4}, {0, {8, 2}, 2}, {0, {2, 12}, 2}),
+        {"Transpose",
+         {{4, 6}, 2},
+         Map({6, 4}, {0, {8, 2}, 2}, {0, {2, 12}, 2}),
          "[0:4, 0:6] -> 0 + (4, 6):(2, 8) x 2"},
-        {"FlatRangeCutsRows", {{4, 6}, 2}, Map({14}, {0, {2}, 2}, {6, {2}, 2}),
+        {"FlatRangeCutsRows",
+         {{4, 6}, 2},
+         Map({14}, {0, {2}, 2}, {6, {2}, 2}),
          "[0:1, 3:6] -> 0 + (3):(2) x 2; [1:2, 0:6] -> 6 + (6):(2) x 2; "
          "[2:3, 0:5] -> 18 + (5):(2) x 2"},
-        {"ReshapeOfANarrow", {{4, 6}, 2}, Map({3, 4}, {0, {20, 2}, 2}, {0, {8, 2}, 2}),
+        {"ReshapeOfANarrow",
+         {{4, 6}, 2},
+         Map({3, 4}, {0, {20, 2}, 2}, {0, {8, 2}, 2}),
          "[0:2, 0:6] -> 0 + (3, 4):(20, 2) x 2"},
-        {"ReshapeAcrossRows", {{4, 6}, 2}, Map({2, 7}, {0, {20, 2}, 2}, {0, {14, 2}, 2}),
+        {"ReshapeAcrossRows",
+         {{4, 6}, 2},
+         Map({2, 7}, {0, {20, 2}, 2}, {0, {14, 2}, 2}),
          "[0:1, 0:6] -> 0 + (6):(2) x 2; [1:2, 0:1] -> 12 + ():() x 2; "
          "[1:2, 1:6] -> 20 + (5):(2) x 2; [2:3, 0:2] -> 30 + (2):(2) x 2"},
-        {"OneElement", {{4, 6}, 2}, Map({}, {8, {}, 2}, {16, {}, 2}),
+        {"OneElement",
+         {{4, 6}, 2},
+         Map({}, {8, {}, 2}, {16, {}, 2}),
          "[1:2, 2:3] -> 8 + ():() x 2"},
         {"Scalar", {{}, 4}, Map({}, {8, {}, 4}, {0, {}, 4}), "[] -> 8 + ():() x 4"},
-        {"UnitDimensions", {{1, 4, 1, 6, 1}, 2}, Map({4, 3}, {0, {6, 2}, 2}, {6, {12, 2}, 2}),
+        {"UnitDimensions",
+         {{1, 4, 1, 6, 1}, 2},
+         Map({4, 3}, {0, {6, 2}, 2}, {6, {12, 2}, 2}),
          "[0:1, 0:4, 0:1, 3:6, 0:1] -> 0 + (4, 3):(6, 2) x 2"},
-        {"BytesOfWholeElements", {{4, 6}, 2}, Map({4}, {0, {1}, 1}, {4, {1}, 1}),
+        {"BytesOfWholeElements",
+         {{4, 6}, 2},
+         Map({4}, {0, {1}, 1}, {4, {1}, 1}),
          "[0:1, 2:4] -> 0 + (2):(2) x 2"},
-        {"MiddleOfThree", {{2, 3, 4}, 1}, Map({2, 2, 4}, {0, {8, 4, 1}, 1}, {4, {12, 4, 1}, 1}),
+        {"MiddleOfThree",
+         {{2, 3, 4}, 1},
+         Map({2, 2, 4}, {0, {8, 4, 1}, 1}, {4, {12, 4, 1}, 1}),
          "[0:2, 1:3, 0:4] -> 0 + (2, 8):(8, 1) x 1"},
         {"Nothing", {{4, 6}, 2}, Map({0}, {0, {2}, 2}, {0, {2}, 2}), ""},
         {"CutElement", {{4, 6}, 2}, Map({}, {0, {}, 1}, {0, {}, 1}), "none"},
@@ -227,18 +251,33 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::ValuesIn(std::vector<BoxesCase>{
         {"Whole", {{4, 6}, 2}, Layout(0, {24}, {2}, 2), "[0:4, 0:6]", "[0:4, 0:6]"},
         {"Columns", {{4, 6}, 2}, Layout(4, {4, 2}, {12, 2}, 2), "[0:4, 2:4]", "[0:4, 2:4]"},
-        {"FlatRange", {{4, 6}, 2}, Layout(6, {14}, {2}, 2), "[0:1, 3:6] [1:2, 0:6] [2:3, 0:5]",
+        {"FlatRange",
+         {{4, 6}, 2},
+         Layout(6, {14}, {2}, 2),
+         "[0:1, 3:6] [1:2, 0:6] [2:3, 0:5]",
          "[0:3, 0:6]"},
-        {"SteppedColumns", {{4, 6}, 2}, Layout(0, {4, 3}, {12, 4}, 2),
-         "[0:4, 0:1] [0:4, 2:3] [0:4, 4:5]", "[0:4, 0:5]"},
-        {"SteppedRows", {{4, 6}, 2}, Layout(0, {2, 6}, {24, 2}, 2), "[0:1, 0:6] [2:3, 0:6]",
+        {"SteppedColumns",
+         {{4, 6}, 2},
+         Layout(0, {4, 3}, {12, 4}, 2),
+         "[0:4, 0:1] [0:4, 2:3] [0:4, 4:5]",
+         "[0:4, 0:5]"},
+        {"SteppedRows",
+         {{4, 6}, 2},
+         Layout(0, {2, 6}, {24, 2}, 2),
+         "[0:1, 0:6] [2:3, 0:6]",
          "[0:3, 0:6]"},
-        {"Diagonal", {{3, 6}, 2}, Layout(0, {3}, {14}, 2), "[0:1, 0:1] [1:2, 1:2] [2:3, 2:3]",
+        {"Diagonal",
+         {{3, 6}, 2},
+         Layout(0, {3}, {14}, 2),
+         "[0:1, 0:1] [1:2, 1:2] [2:3, 2:3]",
          "[0:3, 0:3]"},
         {"Unfold", {{4, 6}, 2}, Layout(0, {3, 4}, {2, 2}, 2), "[0:1, 0:6]", "[0:1, 0:6]"},
         {"FirstByteOfEach", {{4, 6}, 2}, Layout(0, {24}, {2}, 1), "[0:4, 0:6]", "[0:4, 0:6]"},
-        {"EveryThirdByte", {{4, 6}, 2}, Layout(0, {16}, {3}, 1),
-         "[0:4, 0:2] [0:4, 3:5]", "[0:4, 0:5]"},
+        {"EveryThirdByte",
+         {{4, 6}, 2},
+         Layout(0, {16}, {3}, 1),
+         "[0:4, 0:2] [0:4, 3:5]",
+         "[0:4, 0:5]"},
         {"SplitElement", {{4, 6}, 2}, Layout(3, {}, {}, 2), "[0:1, 1:3]", "[0:1, 1:3]"},
         {"Broadcast", {{4, 6}, 2}, Layout(2, {5}, {0}, 2), "[0:1, 1:2]", "[0:1, 1:2]"},
         {"Scalar", {{}, 4}, Layout(0, {}, {}, 4), "[]", "[]"},

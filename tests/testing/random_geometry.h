@@ -69,7 +69,8 @@ inline StridedLayout RandomViewOf(std::mt19937& gen, const StridedLayout& layout
     case 1:
     case 2: {  // narrow, sometimes to nothing
       const Index start = Uniform(gen, 0, extent);
-      shape[d] = start == extent ? 0 : Uniform(gen, Uniform(gen, 0, 9) == 0 ? 0 : 1, extent - start);
+      shape[d] =
+          start == extent ? 0 : Uniform(gen, Uniform(gen, 0, 9) == 0 ? 0 : 1, extent - start);
       offset += start * strides[d];
       break;
     }
