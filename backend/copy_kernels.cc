@@ -100,7 +100,7 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
     return at::_ops::copy_::redispatch(keys & kBelowMode, self, src, non_blocking);
   };
   if (session == nullptr || IsWrapper(self) || IsWrapper(src)) return below();
-  const TouchedStorage to = session->Find(self);
+  const TouchedStorage to = session->FindWritten(self);
   const TouchedStorage from = session->Find(src);
   if (to.touch == Touch::kPlain && from.touch == Touch::kPlain) {
     const ModeOff mode_off;
@@ -132,7 +132,7 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
 at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Scalar& value) {
   TraceSession* const session = TraceSession::Current();
   const ModeOff mode_off;
-  if (session == nullptr || IsWrapper(self) || session->Find(self).touch == Touch::kPlain) {
+  if (session == nullptr || IsWrapper(self) || session->FindWritten(self).touch == Touch::kPlain) {
     return at::_ops::fill__Scalar::redispatch(keys & kBelowMode, self, value);
   }
   CheckWritable(self, "fill_");
@@ -154,7 +154,7 @@ at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Te
 at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& self) {
   TraceSession* const session = TraceSession::Current();
   const ModeOff mode_off;
-  if (session == nullptr || IsWrapper(self) || session->Find(self).touch == Touch::kPlain) {
+  if (session == nullptr || IsWrapper(self) || session->FindWritten(self).touch == Touch::kPlain) {
     return at::_ops::zero_::redispatch(keys & kBelowMode, self);
   }
   CheckWritable(self, "zero_");

@@ -109,7 +109,7 @@ void TraceSession::End() {
   guards_.ReleaseAll();
 }
 
-TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {
+TouchedStorage TraceSession::FindWritten(const at::Tensor& tensor) const {
   const c10::StorageImpl* const storage = StorageOf(tensor);
   if (storage == nullptr) return {};
   if (IsTraceTensor(tensor)) {
@@ -123,9 +123,15 @@ TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = real_.find(storage);
-  if (found == real_.end()) return {};
-  const RealStorage& real = found->second;
-  if (real.stale_copies.empty()) return {Touch::kKnown, real.id};
+  return found == real_.end() ? TouchedStorage{} : TouchedStorage{Touch::kKnown, found->second.id};
+}
+
+TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {
+  const TouchedStorage touched = FindWritten(tensor);
+  if (touched.touch != Touch::kKnown) return touched;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const RealStorage& real = real_.find(StorageOf(tensor))->second;
+  if (real.stale_copies.empty()) return touched;
   const StridedLayout layout = LayoutOf(tensor);
   const ByteRange span = layout.Span();
   for (const std::int32_t copy : real.stale_copies) {
@@ -135,7 +141,7 @@ TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {
     const absl::StatusOr<bool> overlaps = Overlaps(layout, map.ToLayout());
     if (!overlaps.ok() || *overlaps) return {Touch::kStale, real.id};
   }
-  return {Touch::kKnown, real.id};
+  return touched;
 }
 
 at::Tensor TraceSession::NewCheckpointTensor(std::int32_t source, const std::string& name,

@@ -54,6 +54,8 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   bool active() const { return active_.load(std::memory_order_acquire); }
 
   TouchedStorage Find(const at::Tensor& tensor) const;
+  // The same for a tensor that is only written: stale bytes are not looked for (kKnown).
+  TouchedStorage FindWritten(const at::Tensor& tensor) const;
   bool IsTarget(StorageId storage) const { return storage < num_targets_ && storage >= 0; }
 
   // A trace tensor for checkpoint tensor `source` of the plan.
