@@ -53,7 +53,8 @@ TEST(PlanExecutorTest, LandsBoxesInTheirRegions) {
 
 TEST(PlanExecutorTest, TakesTensorsThatAreNotContiguous) {
   LiveLog log;
-  log.Copy(log.Target("w", {4, 3}), log.Source("x", {4, 3}));
+  const View w_view = log.Target("w", {4, 3});
+  log.Copy(w_view, log.Source("x", {4, 3}));
   const auto bound = log.Bind().value();
   const at::Tensor x = at::randn({3, 8}).slice(1, 2, 6).t();
   PlanExecutor executor(bound->traced, bound->targets);

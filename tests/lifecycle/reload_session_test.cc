@@ -189,7 +189,8 @@ TEST_F(ReloadSessionTest, AFailedSessionRefusesAPlanThatCoversLess) {
   EXPECT_THAT(session_.report().error, HasSubstr("aborted after its first write"));
   LiveLog less;
   less.Target("w", {2, 3});
-  less.Copy(less.Target("v", {3}), less.Source("v", {3}));
+  const View v_view = less.Target("v", {3});
+  less.Copy(v_view, less.Source("v", {3}));
   const auto plan = less.Bind().value();
   ASSERT_THAT(session_.Start({}), IsOk());
   EXPECT_THAT(session_.Begin(plan, less.live()),
@@ -228,7 +229,8 @@ TEST_F(ReloadSessionTest, APartialUpdateTakesTheNamesOfItsList) {
 TEST_F(ReloadSessionTest, ARequiredTargetMustBeCovered) {
   LiveLog bare;
   bare.Target("w", {2});
-  bare.Copy(bare.Target("v", {2}), bare.Source("x", {2}));
+  const View v_view = bare.Target("v", {2});
+  bare.Copy(v_view, bare.Source("x", {2}));
   const auto plan = bare.Bind().value();
   ASSERT_THAT(session_.Start({"*"}), IsOk());
   EXPECT_THAT(session_.Begin(plan, bare.live()), StatusIs(kPrecondition, HasSubstr("`w` (8 of 8")));
@@ -274,7 +276,6 @@ TEST_F(ReloadSessionTest, AnEngineThatReportsNothingIsTrustedWhereItCouldHaveWri
 class EagerSessionTest : public ReloadSessionTest {
  protected:
   EagerSessionTest() {
-    log_.log().Refuse("aten::item", "`aten::item` reads its value", "", {});
     log_.log().input().fallbacks.emplace_back(0, "it reads a value");
     plan_ = log_.Bind().value();
   }
