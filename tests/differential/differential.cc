@@ -1,0 +1,269 @@
+#include "tests/differential/differential.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "backend/convert.h"
+#include "backend/target_set.h"
+#include "backend/tracer.h"
+#include "lifecycle/execute.h"
+
+namespace loadplan::testing {
+namespace {
+
+constexpr int kUpdates = 2;
+constexpr int kMaxPasses = 50;
+
+using Tensors = std::vector<at::Tensor>;
+
+Tensors Clones(const Tensors& tensors) {
+  Tensors clones;
+  for (const at::Tensor& tensor : tensors) clones.push_back(tensor.clone());
+  return clones;
+}
+
+// "" or the first difference.
+std::string Difference(const Tensors& expected, const Tensors& got) {
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    const auto* const a = static_cast<const unsigned char*>(expected[i].const_data_ptr());
+    const auto* const b = static_cast<const unsigned char*>(got[i].const_data_ptr());
+    for (std::size_t k = 0; k < expected[i].nbytes(); ++k) {
+      if (a[k] != b[k])
+        return absl::StrCat("byte ", k, " of storage ", i, " is ", b[k], ", eager left ", a[k]);
+    }
+  }
+  return "";
+}
+
+at::Tensor Narrowed(at::Tensor tensor, const Box& box) {
+  for (int d = 0; d < box.rank(); ++d) tensor = tensor.narrow(d, box[d].start, box[d].extent());
+  return tensor;
+}
+
+class BothWays {
+ public:
+  BothWays(const Program& program, OverlapPolicy overlaps, std::uint64_t seed)
+      : program_(program), overlaps_(overlaps), gen_(static_cast<std::uint32_t>(seed)) {
+    for (const StorageSpec& storage : program.storages)
+      live_.push_back(RandomValues(gen_, {storage.numel}, storage.dtype));
+    for (int update = 0; update < kUpdates; ++update) {
+      values_.emplace_back();
+      for (const SourceSpec& source : program.sources)
+        values_.back().push_back(RandomValues(gen_, source.sizes, source.dtype));
+    }
+  }
+
+  Outcome Run() {
+    try {
+      RunEagerly();
+    } catch (const std::exception& error) {
+      return {Outcome::kInvalid, error.what()};
+    }
+    const Tensors before = Clones(live_);
+    std::vector<LiveTarget> targets;
+    for (const at::Tensor& view : TargetViews(program_, live_))
+      targets.push_back({absl::StrCat("t", targets.size()), view});
+    targets_ = std::make_shared<const TargetSet>(*TargetSet::Create(std::move(targets)));
+    Outcome outcome = Plan();
+    if (const std::string changed = Difference(before, live_); !changed.empty())
+      return {Outcome::kFailed, "while tracing, " + changed};
+    if (outcome.kind != Outcome::kPlanned) return outcome;
+    for (int update = 0; update < kUpdates; ++update) {
+      if (std::string error = Update(update); !error.empty())
+        return {Outcome::kFailed, absl::StrCat("update ", update, ": ", error)};
+    }
+    return outcome;
+  }
+
+ private:
+  void RunEagerly() {
+    const Tensors storages = Clones(live_);
+    const Tensors targets = TargetViews(program_, storages);
+    for (const Tensors& values : values_) {
+      Tensors sources = Clones(values);
+      int position = -1;
+      const auto next = [&](int& source, at::Tensor& tensor) {
+        if (++position == program_.num_sources()) return false;
+        source = position;
+        tensor = std::move(sources[static_cast<std::size_t>(position)]);
+        return true;
+      };
+      RunLoader(program_, next, targets);
+      expected_.push_back(Clones(storages));
+    }
+  }
+
+  std::string TracePass(Tracer& tracer, const Tensors& targets) {
+    std::size_t position = 0;
+    const auto next = [&](int& source, at::Tensor& tensor) {
+      if (position == tracer.pass().size()) return false;
+      const PassTensor& given = tracer.pass()[position++];
+      source = given.source;
+      tensor = given.tensor;
+      tracer.SetCurrent(given.source);
+      return true;
+    };
+    try {
+      RunLoader(program_, next, targets);
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return "";
+  }
+
+  Outcome Plan() {
+    std::vector<SourceMeta> metas;
+    for (const SourceSpec& source : program_.sources)
+      metas.push_back({absl::StrCat("w", metas.size()), source.sizes, source.dtype});
+    auto tracer = Tracer::Create(std::move(metas), targets_);
+    const Tensors targets = TargetViews(program_, live_);
+    for (;;) {
+      if (auto status = (*tracer)->BeginPass(); !status.ok())
+        return {Outcome::kFailed, status.ToString()};
+      const PassVerdict verdict = (*tracer)->EndPass(TracePass(**tracer, targets));
+      if (verdict.kind == PassVerdict::kDone) break;
+      if (verdict.kind == PassVerdict::kRefuse) return {Outcome::kRefused, verdict.message};
+      if ((*tracer)->num_passes() == kMaxPasses) return {Outcome::kFailed, "passes without end"};
+    }
+    auto plan = (*tracer)->BuildPlan(overlaps_);
+    if (!plan.ok()) {
+      const bool is_ours = plan.status().code() == absl::StatusCode::kInternal;
+      return {is_ours ? Outcome::kFailed : Outcome::kRefused, plan.status().ToString()};
+    }
+    plan_ = *plan;
+    return Describe();
+  }
+
+  Outcome Describe() const {
+    Outcome outcome;
+    outcome.num_names = program_.num_sources();
+    for (const PlanEntry& entry : plan_->plan.entries()) {
+      outcome.num_direct += entry.kind == EntryKind::kDirect;
+      outcome.num_derived += entry.kind == EntryKind::kDerived;
+      if (entry.kind != EntryKind::kFallback || outcome.kind == Outcome::kFallback) continue;
+      outcome.kind = Outcome::kFallback;
+      outcome.detail = entry.reason;
+    }
+    return outcome;
+  }
+
+  // `value` where the plan reads it, other values elsewhere.
+  at::Tensor OnlyReads(std::int32_t entry, const at::Tensor& value) {
+    at::Tensor sent = RandomValues(gen_, value.sizes(), value.scalar_type());
+    for (const Box& box : plan_->plan.Reads(entry)) {
+      at::Tensor to = Narrowed(sent, box);
+      to.copy_(Narrowed(value, box));
+    }
+    return sent;
+  }
+
+  // Lands a name through its destinations, as an engine would that receives into them.
+  bool LandRaw(std::int32_t entry, const at::Tensor& value) {
+    const auto dests = plan_->plan.GetDest(entry);
+    if (!dests.has_value()) return false;
+    for (const LoadPlan::Dest& dest : *dests) {
+      const at::Tensor from = Narrowed(value, dest.box);
+      const at::Tensor to = targets_->View(dest.storage, dest.region, value.scalar_type());
+      to.copy_(from.reshape(to.sizes()));
+    }
+    return true;
+  }
+
+  // "" or what went wrong.
+  std::string Update(int update) {
+    PlanExecutor executor(plan_, targets_);
+    if (auto status = executor.Begin(); !status.ok()) return status.ToString();
+    std::vector<std::int32_t> order;
+    for (std::int32_t n = 0; n < program_.num_sources(); ++n) order.push_back(n);
+    std::shuffle(order.begin(), order.end(), gen_);
+    for (const std::int32_t entry : order) {
+      at::Tensor value =
+          values_[static_cast<std::size_t>(update)][static_cast<std::size_t>(entry)].clone();
+      if (update > 0) {
+        value = OnlyReads(entry, value);
+        if (gen_() % 2 == 0 && LandRaw(entry, value)) continue;
+      }
+      if (auto status = executor.Deliver(entry, value); !status.ok()) return status.ToString();
+      value.zero_();  // a sender reuses its buffer
+    }
+    if (auto status = executor.Finish(); !status.ok()) return status.ToString();
+    return Difference(expected_[static_cast<std::size_t>(update)], live_);
+  }
+
+  const Program& program_;
+  const OverlapPolicy overlaps_;
+  std::mt19937 gen_;
+  Tensors live_;                 // per storage
+  std::vector<Tensors> values_;  // per update, per source
+  std::vector<Tensors> expected_;
+  std::shared_ptr<const TargetSet> targets_;
+  std::shared_ptr<const TracedPlan> plan_;
+};
+
+// The statement that made the memory which `statement` writes was `empty_like`: without the
+// write its bytes would be anybody's.
+bool FillsEmpty(const Program& program, const Statement& statement) {
+  if (!WritesFirstArgument(statement.op)) return false;
+  int reg = statement.args[0];
+  while (reg >= program.first_statement_register()) {
+    const Statement& made =
+        program.statements[static_cast<std::size_t>(reg - program.first_statement_register())];
+    if (made.op == Op::kEmptyLike) return true;
+    reg = made.args[0];
+  }
+  return false;
+}
+
+// `program` without statement `index` and those that need its result.
+std::optional<Program> Without(const Program& program, std::size_t index) {
+  if (FillsEmpty(program, program.statements[index])) return std::nullopt;
+  Program smaller = program;
+  smaller.statements.clear();
+  std::vector<int> renamed(static_cast<std::size_t>(program.first_statement_register()));
+  for (std::size_t i = 0; i < renamed.size(); ++i) renamed[i] = static_cast<int>(i);
+  for (std::size_t i = 0; i < program.statements.size(); ++i) {
+    Statement statement = program.statements[i];
+    bool drop = i == index;
+    for (int& arg : statement.args) {
+      arg = renamed[static_cast<std::size_t>(arg)];
+      drop |= arg < 0;
+    }
+    renamed.push_back(drop ? -1
+                           : smaller.first_statement_register() +
+                                 static_cast<int>(smaller.statements.size()));
+    if (!drop) smaller.statements.push_back(std::move(statement));
+  }
+  return smaller;
+}
+
+}  // namespace
+
+Outcome RunBothWays(const Program& program, OverlapPolicy overlaps, std::uint64_t seed) {
+  return BothWays(program, overlaps, seed).Run();
+}
+
+Program Shrink(Program program, OverlapPolicy overlaps, std::uint64_t seed) {
+  for (bool smaller = true; smaller;) {
+    smaller = false;
+    for (std::size_t i = program.statements.size(); i-- > 0;) {
+      if (i >= program.statements.size()) continue;
+      const std::optional<Program> candidate = Without(program, i);
+      if (!candidate.has_value()) continue;
+      if (RunBothWays(*candidate, overlaps, seed).kind != Outcome::kFailed) continue;
+      program = *candidate;
+      smaller = true;
+    }
+  }
+  return program;
+}
+
+}  // namespace loadplan::testing
