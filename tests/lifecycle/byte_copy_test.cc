@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <ostream>
 #include <random>
 #include <utility>
 #include <vector>
@@ -106,6 +107,8 @@ struct LargeCase {
   const char* name;
   Index from_offset;  // bytes: how far the items can be taken at a time
 };
+std::ostream& operator<<(std::ostream& stream, const LargeCase& c) { return stream << c.name; }
+
 class LargeCopyTest : public ::testing::TestWithParam<LargeCase> {};
 
 TEST_P(LargeCopyTest, TransposesAndFlipsWhatGoesThroughTorch) {
