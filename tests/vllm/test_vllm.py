@@ -1,0 +1,222 @@
+"""Plans the loaders of vLLM 0.33 and compares every live byte with the eager load.
+
+    ./dev test-vllm [--only CASE ...] [--tp 1 4] [--large CASE ...] [-v]
+
+Each case is planned as one tensor-parallel rank; two updates with new random weights go through
+the one plan.  A second model of the same first bytes loads the same weights eagerly.  Exit code 1:
+a byte differs, tracing changed a byte, or a name goes through the loader without need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import re
+import sys
+import time
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+
+import torch
+import vllm_loaders as cases
+from torch import Tensor, nn
+
+import loadplan
+from loadplan import LoadPlan, ParamMeta, Targets
+
+# Names whose value the loader reads, or that write the bytes of another one: the right reason for
+# each pattern (digits folded).
+MUST_FALL_BACK: dict[str, dict[str, str]] = {}
+
+Bytes = dict[str, Tensor]
+
+
+@dataclass
+class Outcome:
+    """One row of the table."""
+
+    case: str
+    rank: str
+    kinds: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    faults: list[str] = field(default_factory=list)
+    names: int = 0
+    trace_seconds: float = 0.0
+    meta_seconds: float | None = None
+
+
+def storage_bytes(tensor: Tensor) -> Tensor:
+    """The whole storage, padding between rows included."""
+    storage = tensor.detach().untyped_storage()
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
+def live_bytes(model: nn.Module) -> Bytes:
+    """Parameters, buffers and plain tensor attributes."""
+    return {name: storage_bytes(tensor).clone() for name, tensor in cases.tensors(model).items()}
+
+
+def differences(wanted: Bytes, found: Bytes) -> list[str]:
+    differing = [f"`{name}` is missing" for name in wanted.keys() ^ found.keys()]
+    for name in wanted.keys() & found.keys():
+        if wanted[name].shape != found[name].shape:
+            differing.append(f"`{name}` has {len(found[name])} bytes, not {len(wanted[name])}")
+        elif count := int((wanted[name] != found[name]).sum()):
+            differing.append(f"`{name}` differs in {count} of {len(wanted[name])} bytes")
+    return sorted(differing)
+
+
+def fold(text: str) -> str:
+    """`layers.3.w2` and `layers.11.w2` alike."""
+    return re.sub(r"\d+", "#", text)
+
+
+def declare(metas: dict[str, cases.Meta]) -> list[ParamMeta]:
+    return [ParamMeta(name, shape, dtype) for name, (shape, dtype) in metas.items()]
+
+
+def targets_of(model: nn.Module) -> Targets:
+    return Targets(model, load_weights=lambda weights: cases.load(model, weights))
+
+
+def update(targets: Targets, plan: LoadPlan, case: str, metas: dict, seed: int) -> None:
+    loadplan.start_reload(targets)
+    loadplan.load_planned(targets, plan, cases.weights(case, metas, seed))
+    loadplan.finish_reload(targets)
+
+
+def seconds_on_meta(case: str, rank: int, size: int, large: bool = False) -> float | None:
+    """The same loader on meta tensors: what tracing costs at least.  None: it reads a value."""
+    model, metas = cases.build(case, rank, size, device="meta", large=large)
+    weights = [
+        (name, torch.empty(shape, dtype=dtype, device="meta"))
+        for name, (shape, dtype) in metas.items()
+    ]
+    best = None
+    try:
+        for _ in range(3):
+            start = time.perf_counter()
+            cases.load(model, iter(weights))
+            seconds = time.perf_counter() - start
+            best = seconds if best is None else min(best, seconds)
+    except (RuntimeError, NotImplementedError):
+        return None
+    return best
+
+
+def run(case: str, rank: int, size: int) -> Outcome:
+    outcome = Outcome(case, f"{rank}/{size}")
+    model, metas = cases.build(case, rank, size)
+    eager, _ = cases.build(case, rank, size)
+    cases.fill(model)
+    # What a model is made with may be uninitialised: both start from the same bytes.
+    of_eager = cases.tensors(eager)
+    for name, tensor in cases.tensors(model).items():
+        storage_bytes(of_eager[name]).copy_(storage_bytes(tensor))
+    before = live_bytes(model)
+
+    targets = targets_of(model)
+    start = time.perf_counter()
+    plan = loadplan.plan_loads(targets, declare(metas))
+    outcome.trace_seconds = time.perf_counter() - start
+    outcome.names = len(plan.entries)
+    outcome.kinds = Counter(entry.kind for entry in plan.entries.values())
+    wrong = differences(before, live_bytes(model))
+    outcome.faults += [f"tracing changed a live byte: {text}" for text in wrong]
+    for entry in plan.entries.values():
+        if entry.reason:
+            outcome.reasons[f"{entry.kind}: {fold(entry.reason)}"] += 1
+        if entry.kind == "fallback":
+            wanted = MUST_FALL_BACK.get(case, {}).get(fold(entry.name))
+            if wanted is None or wanted not in entry.reason:
+                outcome.faults.append(f"`{entry.name}` falls back: {entry.reason}")
+
+    for seed in (1, 2):
+        update(targets, plan, case, metas, seed)
+        cases.load(eager, cases.weights(case, metas, seed))
+        wrong = differences(live_bytes(eager), live_bytes(model))
+        outcome.faults += [f"update {seed}: {text}" for text in wrong]
+    outcome.meta_seconds = seconds_on_meta(case, rank, size)
+    return outcome
+
+
+def run_guarded(case: str, rank: int, size: int, verbose: bool) -> Outcome:
+    try:
+        return run(case, rank, size)
+    except Exception as error:
+        if verbose:
+            traceback.print_exc()
+        text = next(iter(str(error).splitlines()), "")
+        return Outcome(case, f"{rank}/{size}", faults=[f"{type(error).__name__}: {text}"])
+    finally:
+        gc.collect()
+
+
+def print_row(outcome: Outcome) -> None:
+    counts = "".join(f"{outcome.kinds[kind]:>10}" for kind in KINDS)
+    meta = outcome.meta_seconds
+    compared = "         -      -" if not meta else f"{meta * 1e3:10.1f}" + (
+        f"{outcome.trace_seconds / meta:7.2f}"
+    )
+    verdict = f"{len(outcome.faults)} faults" if outcome.faults else "ok"
+    print(
+        f"{outcome.case:22}{outcome.rank:>5}{outcome.names:>7}{counts}"
+        f"{outcome.trace_seconds * 1e3:10.1f}{compared}  {verdict}",
+        flush=True,
+    )
+
+
+KINDS = ("direct", "derived", "fallback", "unneeded")
+HEADER = (
+    f"{'case':22}{'rank':>5}{'names':>7}"
+    + "".join(f"{kind:>10}" for kind in KINDS)
+    + f"{'plan ms':>10}{'meta ms':>10}{'ratio':>7}"
+)
+
+
+def print_large(case: str, rank: int, size: int) -> None:
+    """Real sizes, parameters on meta: planned, and the same loader on meta tensors."""
+    model, metas = cases.build(case, rank, size, device="meta", large=True)
+    outcome = Outcome(case, f"{rank}/{size}", names=len(metas))
+    targets, declared = targets_of(model), declare(metas)
+    for _ in range(3):
+        plan = loadplan.plan_loads(targets, declared)
+        if not outcome.trace_seconds or plan.trace_seconds < outcome.trace_seconds:
+            outcome.trace_seconds = plan.trace_seconds
+    outcome.kinds = Counter(entry.kind for entry in plan.entries.values())
+    outcome.meta_seconds = seconds_on_meta(case, rank, size, large=True)
+    print_row(outcome)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", default=cases.cases(), metavar="CASE")
+    parser.add_argument("--tp", type=int, nargs="*", default=[1, 4])
+    parser.add_argument("--large", nargs="*", metavar="CASE", help="time real sizes on meta, TP 8")
+    parser.add_argument("-v", "--verbose", action="store_true", help="print tracebacks")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    print(HEADER)
+    if arguments.large is not None:
+        for case in arguments.large:
+            print_large(case, 1, 8)
+        return 0
+    outcomes = []
+    for case in arguments.only:
+        for size in arguments.tp:
+            outcomes.append(run_guarded(case, min(1, size - 1), size, arguments.verbose))
+            print_row(outcomes[-1])
+    totals = sum((outcome.kinds for outcome in outcomes), Counter())
+    print("names: " + ", ".join(f"{totals[kind]} {kind}" for kind in KINDS))
+    for reason, count in sum((outcome.reasons for outcome in outcomes), Counter()).most_common():
+        print(f"{count:6}  {reason}")
+    faults = [(outcome, text) for outcome in outcomes for text in outcome.faults]
+    for outcome, text in faults:
+        print(f"FAULT {outcome.case} {outcome.rank}: {text}")
+    print(f"{len(outcomes)} runs, {len(faults)} faults")
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
