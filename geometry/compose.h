@@ -39,9 +39,9 @@ struct Composition {
 //
 // Errors: ResourceExhausted when more than `max_pieces` pieces would be needed;
 // FailedPrecondition when an item of a cast map would have to be cut (the items
-// of both maps do not coincide on T). Where the steps of the other map are no whole
-// items, so that several of its parts share an item, this may be returned although
-// together they hold it.
+// of both maps do not coincide on T). Where items of the other map are smaller or
+// start elsewhere, so that several of its parts share an item, this may be returned
+// although together they hold it.
 absl::StatusOr<Composition> Compose(const StridedMap& outer, const StridedMap& inner,
                                                  Index max_pieces = kDefaultMaxPieces);
 

@@ -125,14 +125,18 @@ bool StepsAreMultiplesOf(Index itemsize, const StridedLayout& layout) {
                      [&](Index stride) { return stride % itemsize == 0; });
 }
 
-// Steps that are no whole items of a cast may be refused without need; see the header.
+// Whether items of `side` could share an atom of `itemsize` bytes.
+bool HasPartsOfAtoms(const MapSide& side, Index itemsize) {
+  return side.byte_offset % itemsize != 0 || side.itemsize % itemsize != 0 ||
+         std::any_of(side.byte_strides.begin(), side.byte_strides.end(),
+                     [&](Index stride) { return stride % itemsize != 0; });
+}
+
+// Atoms that come together from several parts may be refused without need; see the
+// header.
 bool MayRefuse(const StridedMap& outer, const StridedMap& inner) {
-  const StridedMap from_outer = Coalesce(outer);
-  const StridedLayout read = StridedLayout::Unchecked(
-      0, from_outer.shape(), from_outer.from().byte_strides, from_outer.from().itemsize);
-  return (outer.is_cast() &&
-          !StepsAreMultiplesOf(outer.from().itemsize, Coalesce(inner).ToLayout())) ||
-         (inner.is_cast() && !StepsAreMultiplesOf(inner.to().itemsize, read));
+  return (outer.is_cast() && HasPartsOfAtoms(Coalesce(inner).to(), outer.from().itemsize)) ||
+         (inner.is_cast() && HasPartsOfAtoms(Coalesce(outer).from(), inner.to().itemsize));
 }
 
 void CheckCompose(const StridedMap& outer, const StridedMap& inner) {
