@@ -42,7 +42,7 @@ struct Composition {
 // of both maps do not coincide on T). Where items of the other map are smaller or
 // start elsewhere, so that several of its parts share an item, this may be returned
 // although together they hold it.
-absl::StatusOr<Composition> Compose(const StridedMap& outer, const StridedMap& inner,
+LOADPLAN_API absl::StatusOr<Composition> Compose(const StridedMap& outer, const StridedMap& inner,
                                                  Index max_pieces = kDefaultMaxPieces);
 
 // The pairs of `map` whose `to` byte lies outside `region`. Errors as in Compose.
@@ -57,8 +57,10 @@ LOADPLAN_API absl::StatusOr<std::vector<StridedLayout>> Subtract(
     const StridedLayout& layout, const StridedLayout& region, Index max_pieces = kDefaultMaxPieces);
 
 // Joins pieces that continue one another (rows that a `cat` had cut, a dimension
-// that was unrolled): the same pairs, usually in fewer maps. Pieces must write
-// disjoint bytes. O(n log n) per joined dimension.
+// that was unrolled): the same pairs, usually in fewer maps, sorted by the first byte
+// of `to`. Pieces must write disjoint bytes. Two or three equal blocks with gaps
+// between them stay apart: they are boxes, the map that steps over them is none.
+// O(n log n) per joined dimension.
 LOADPLAN_API std::vector<StridedMap> MergePieces(std::vector<StridedMap> pieces);
 
 }  // namespace loadplan

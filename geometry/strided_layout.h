@@ -29,7 +29,7 @@ class LOADPLAN_API StridedLayout {
 
   // Returns the layout, or InvalidArgument if the ranks differ, the itemsize is
   // not positive, an extent, stride or the offset is negative, or the end of the
-  // last item does not fit in an Index.
+  // last item or the number of bytes does not fit in an Index.
   static absl::StatusOr<StridedLayout> Create(Index byte_offset, DimVector shape,
                                               DimVector byte_strides, Index itemsize);
 

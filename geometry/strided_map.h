@@ -42,7 +42,8 @@ class LOADPLAN_API StridedMap {
   StridedMap() = default;
 
   // Pairs the items of two layouts of equal shape. InvalidArgument if the shapes
-  // differ, or if the itemsizes differ and `is_cast` is false.
+  // differ, if the itemsizes differ and `is_cast` is false, or if `to` has stride 0
+  // where the extent is more than 1 (a byte would be written twice).
   static absl::StatusOr<StridedMap> Create(const StridedLayout& to, const StridedLayout& from,
                                            bool is_cast = false);
   // No checks; ranks of shape and both strides must be equal.
@@ -76,7 +77,7 @@ class LOADPLAN_API StridedMap {
 };
 
 // The same pairs with as few dimensions as possible, in a canonical order: `to`
-// strides descend. A dimension that is contiguous on both sides becomes part of
+// strides descend; an empty map becomes `0 + (0):(1) x 1 <- 0 + (0):(1) x 1`. A dimension that is contiguous on both sides becomes part of
 // the itemsize unless the map is a cast. Postconditions are checked in
 // tests/geometry/strided_map_test.cc:
 //  - the set of (to byte, from byte) pairs is the same (for a cast: item pairs);
