@@ -77,9 +77,9 @@ class LOADPLAN_API StridedMap {
 };
 
 // The same pairs with as few dimensions as possible, in a canonical order: `to`
-// strides descend; an empty map becomes `0 + (0):(1) x 1 <- 0 + (0):(1) x 1`. A dimension that is contiguous on both sides becomes part of
-// the itemsize unless the map is a cast. Postconditions are checked in
-// tests/geometry/strided_map_test.cc:
+// strides descend; an empty map becomes `0 + (0):(1) x 1 <- 0 + (0):(1) x 1`. A dimension that is
+// contiguous on both sides becomes part of the itemsize unless the map is a cast. Postconditions
+// are checked in tests/geometry/strided_map_test.cc:
 //  - the set of (to byte, from byte) pairs is the same (for a cast: item pairs);
 //  - no extent is 1, and no two neighbours can be merged.
 LOADPLAN_API StridedMap Coalesce(const StridedMap& map);
