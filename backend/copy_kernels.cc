@@ -5,8 +5,10 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <initializer_list>
 #include <vector>
 
+#include "backend/call_watch.h"
 #include "backend/convert.h"
 #include "backend/mode.h"
 #include "backend/trace_session.h"
@@ -67,6 +69,15 @@ bool CopiesOntoItself(TraceSession& session, const at::Tensor& self, const at::T
               " depends on the order in which a kernel copies and cannot be planned; copy through clone()");
 }
 
+// The session of the thread's pass. Without one the operator runs; in a watched call it must
+// not meet bytes of the plan.
+TraceSession* SessionFor(const char* op, std::initializer_list<at::Tensor> tensors) {
+  TraceSession* const session = TraceSession::Current();
+  if (session != nullptr) return session;
+  for (const at::Tensor& tensor : tensors) CheckWatched(tensor, op);
+  return nullptr;
+}
+
 // A constant in the dtype of `like`, as `copy_` and `fill_` convert it.
 at::Tensor ConstantLike(const at::Scalar& value, const at::Tensor& like) {
   return at::empty({}, at::TensorOptions(like.scalar_type())).fill_(value);
@@ -95,13 +106,14 @@ at::Tensor RunAndRecord(TraceSession& session, const at::Tensor& self, const Run
 
 at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& src,
                   bool non_blocking) {
-  TraceSession* const session = TraceSession::Current();
+  TraceSession* const session = SessionFor("aten::copy_", {self, src});
   const auto below = [&]() -> at::Tensor& {
     return at::_ops::copy_::redispatch(keys & kBelowMode, self, src, non_blocking);
   };
   if (session == nullptr || IsWrapper(self) || IsWrapper(src)) return below();
   const TouchedStorage to = session->FindWritten(self);
   const TouchedStorage from = session->Find(src);
+  if (from.touch == Touch::kPlain) session->NoteExternal(src);
   if (to.touch == Touch::kPlain && from.touch == Touch::kPlain) {
     const ModeOff mode_off;
     return below();
@@ -130,7 +142,7 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
 }
 
 at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Scalar& value) {
-  TraceSession* const session = TraceSession::Current();
+  TraceSession* const session = SessionFor("aten::fill_", {self});
   const ModeOff mode_off;
   if (session == nullptr || IsWrapper(self) || session->FindWritten(self).touch == Touch::kPlain) {
     return at::_ops::fill__Scalar::redispatch(keys & kBelowMode, self, value);
@@ -141,7 +153,7 @@ at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Sc
 }
 
 at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& value) {
-  TraceSession* const session = TraceSession::Current();
+  TraceSession* const session = SessionFor("aten::fill_", {self, value});
   if (session == nullptr || IsWrapper(self) || IsWrapper(value) ||
       (session->Find(self).touch == Touch::kPlain && session->Find(value).touch == Touch::kPlain)) {
     const ModeOff mode_off;
@@ -152,7 +164,7 @@ at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Te
 }
 
 at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& self) {
-  TraceSession* const session = TraceSession::Current();
+  TraceSession* const session = SessionFor("aten::zero_", {self});
   const ModeOff mode_off;
   if (session == nullptr || IsWrapper(self) || session->FindWritten(self).touch == Touch::kPlain) {
     return at::_ops::zero_::redispatch(keys & kBelowMode, self);
@@ -166,7 +178,7 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
                     std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                     std::optional<at::Device> device, std::optional<bool> pin_memory,
                     bool non_blocking, std::optional<at::MemoryFormat> memory_format) {
-  TraceSession* const session = TraceSession::Current();
+  TraceSession* const session = SessionFor("aten::_to_copy", {self});
   const auto below = [&](std::optional<at::Device> where) {
     return at::_ops::_to_copy::redispatch(keys & kBelowMode, self, dtype, layout, where, pin_memory,
                                           non_blocking, memory_format);
@@ -179,6 +191,14 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
     if (touch == Touch::kKnown) return RunAndRecord(*session, self, [&] { return below(device); });
     // `idx.to(w.device)`: data on the trace device that is no checkpoint tensor's keeps its values.
     return to_trace ? session->NewConstantTensor(below(c10::Device(c10::kCPU))) : below(device);
+  }
+  if (touch == Touch::kKnown && c10::isIntegralType(self.scalar_type(), /*includeBool=*/true)) {
+    // So does an index or a mask made of live bytes (an expert map), which steers the trace.
+    // Numbers are followed back to the live bytes instead.
+    const ModeOff mode_off;
+    const StorageGuards::Lift lift(session->guards(), StoragesOf({self}));
+    session->RecordAnswered({self});
+    return session->NewConstantTensor(below(c10::Device(c10::kCPU)));
   }
   const ModeOff mode_off;
   if (touch == Touch::kTrace && device.has_value() && !to_trace) {
@@ -195,7 +215,7 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
 
 at::Tensor clone(c10::DispatchKeySet keys, const at::Tensor& self,
                  std::optional<at::MemoryFormat> memory_format) {
-  TraceSession* const session = TraceSession::Current();
+  TraceSession* const session = SessionFor("aten::clone", {self});
   const auto below = [&] {
     return at::_ops::clone::redispatch(keys & kBelowMode, self, memory_format);
   };
@@ -216,6 +236,9 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
   TraceSession* const session = TraceSession::Current();
   bool touches = false;
   for (const at::Tensor& tensor : tensors) {
+    if (session == nullptr) CheckWatched(tensor, "aten::cat");
+  }
+  for (const at::Tensor& tensor : tensors) {
     if (session == nullptr || IsWrapper(tensor)) return below();
     touches |= session->Find(tensor).touch != Touch::kPlain;
   }
@@ -228,6 +251,7 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor place = part(result, i);
     if (session->Find(tensors[i]).touch == Touch::kPlain) {
+      session->NoteExternal(tensors[i]);
       session->RecordConstant(place, tensors[i].detach().to(place.scalar_type()));
     } else {
       session->RecordCopy(place, tensors[i], /*ran=*/false);
@@ -268,7 +292,7 @@ at::Tensor stack(c10::DispatchKeySet keys, at::TensorList tensors, int64_t dim) 
 
 at::Tensor _pin_memory(c10::DispatchKeySet keys, const at::Tensor& self,
                        std::optional<at::Device> device) {
-  TraceSession* const session = TraceSession::Current();
+  TraceSession* const session = SessionFor("aten::_pin_memory", {self});
   if (session == nullptr || session->Find(self).touch == Touch::kPlain) {
     return at::_ops::_pin_memory::redispatch(keys & kBelowMode, self, device);
   }

@@ -44,6 +44,7 @@ void OperatorCall::Add(std::size_t position, int64_t element, const at::Tensor& 
   TensorArgument found{position, element, tensor,      session_.Find(tensor),
                        false,    false,   std::nullopt};
   touches_ |= found.touched.touch != Touch::kPlain;
+  if (found.touched.touch == Touch::kPlain) session_.NoteExternal(tensor);
   const c10::AliasInfo* const alias = schema_.arguments()[position].alias_info();
   found.written = alias != nullptr && alias->isWrite();
   found.is_out = found.written && schema_.arguments()[position].is_out();
@@ -104,7 +105,7 @@ void OperatorCall::RunForReal() {
   }
   if (strided.size() != values.size())
     record.not_replayable = absl::StrCat("`", name(), "` gives no strided tensor");
-  if (strided.empty()) return;
+  if (strided.empty()) return session_.RecordAnswered(Symbolic());
   for (const at::Tensor& value : strided) program->results.push_back(MetaOf(value));
   const std::vector<StorageId> outputs = session_.RecordNode(std::move(record), program);
   for (std::size_t i = 0; i < strided.size(); ++i) {
@@ -141,6 +142,16 @@ bool OperatorCall::RunOnConstants() {
     fresh.push_back(session_.NewConstantTensor(output));
   ReturnTraced(returned, fresh);
   return true;
+}
+
+// What an argument held before an in-place operator is an input of it, also where it is
+// known: `p.fill_(3); p.add_(w)`.
+void OperatorCall::AdoptChanged() {
+  for (TensorArgument& arg : tensors_) {
+    if (!arg.written || arg.is_out) continue;
+    arg.constant.reset();
+    if (arg.touched.touch == Touch::kPlain) arg.touched = session_.Adopt(arg.tensor);
+  }
 }
 
 // Puts the returned values on the stack, tensors replaced by those of the pass.

@@ -49,8 +49,13 @@ class OperatorCall {
   void Run() {
     if (MakesTraceTensor()) return CallBelow();
     CheckNoRebinding();
-    if (CanRunForReal()) return RunForReal();
-    if (RunOnConstants() || RecordMovement()) return;
+    if (CanRunForReal()) {
+      AdoptChanged();
+      return RunForReal();
+    }
+    if (RunOnConstants()) return;
+    AdoptChanged();
+    if (RecordMovement()) return;
     RecordNode();
   }
   void RunForReal();
@@ -70,6 +75,7 @@ class OperatorCall {
   void CheckNoRebinding();
   bool CanRunForReal() const;
   bool RunOnConstants();
+  void AdoptChanged();
   bool RecordMovement();
   bool RecordMoved(const at::Tensor& labels, const std::vector<at::Tensor>& data);
   void RecordNode();

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "backend/constant_value.h"
 #include "backend/convert.h"
 #include "backend/mode.h"
@@ -49,7 +50,9 @@ MapSide SideOf(const at::Tensor& tensor) {
   return side;
 }
 
+// Without strides: row-major.
 Index SpanNbytes(at::IntArrayRef sizes, at::IntArrayRef strides, Index itemsize) {
+  if (strides.size() != sizes.size()) return c10::multiply_integers(sizes) * itemsize;
   Index last = 0;
   for (std::size_t d = 0; d < sizes.size(); ++d) {
     if (sizes[d] == 0) return 0;
@@ -144,6 +147,12 @@ TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {
   return touched;
 }
 
+TouchedStorage TraceSession::Adopt(const at::Tensor& tensor) {
+  const ModeOff mode_off;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return {Touch::kKnown, Register(tensor)};
+}
+
 at::Tensor TraceSession::NewCheckpointTensor(std::int32_t source, const std::string& name,
                                              at::IntArrayRef sizes, at::ScalarType dtype) {
   Index nbytes = static_cast<Index>(c10::elementSize(dtype));
@@ -186,7 +195,8 @@ at::Tensor TraceSession::NewConstantTensor(const at::Tensor& value) {
 }
 
 at::Tensor TraceSession::NewValueTensor(StorageId value, const ResultMeta& meta) {
-  const Index nbytes = log_.storages[static_cast<std::size_t>(value)].nbytes;
+  const Index nbytes =
+      SpanNbytes(meta.sizes, meta.strides, static_cast<Index>(c10::elementSize(meta.dtype)));
   return MakeTraceTensor(shared_from_this(), value, nbytes, kComputed, meta.sizes, meta.strides,
                          meta.dtype);
 }
@@ -203,7 +213,7 @@ void TraceSession::RecordCopy(const at::Tensor& to, const at::Tensor& from, bool
                                      /*is_cast=*/record.to_dtype != record.from_dtype);
   const std::lock_guard<std::mutex> lock(mutex_);
   record.from = Register(from);
-  record.to = Register(to);
+  record.to = RegisterWritten(to);
   Push(to, std::move(record), ran);
 }
 
@@ -211,7 +221,7 @@ void TraceSession::RecordMoves(const at::Tensor& to,
                                std::vector<std::pair<StorageId, StridedMap>> moves) {
   const ModeOff mode_off;
   const std::lock_guard<std::mutex> lock(mutex_);
-  const StorageId to_storage = Register(to);
+  const StorageId to_storage = RegisterWritten(to);
   for (auto& [from, map] : moves) {
     CopyRecord record;
     record.to = to_storage;
@@ -258,7 +268,7 @@ void TraceSession::RecordValue(const at::Tensor& to, StorageId value, const Resu
                                      /*is_cast=*/false);
   record.from = value;
   const std::lock_guard<std::mutex> lock(mutex_);
-  record.to = Register(to);
+  record.to = RegisterWritten(to);
   Push(to, std::move(record), ran);
 }
 
@@ -269,6 +279,40 @@ void TraceSession::RecordRefusal(const std::string& op, const std::string& reaso
   const std::lock_guard<std::mutex> lock(mutex_);
   refusal.time = static_cast<Index>(log_.copies.size());
   log_.refusals.push_back(std::move(refusal));
+}
+
+void TraceSession::RecordAnswered(const std::vector<at::Tensor>& tensors) {
+  for (const at::Tensor& tensor : tensors) {
+    AnsweredRead answered{ReadOf(tensor), 0};
+    const std::lock_guard<std::mutex> lock(mutex_);
+    answered.time = static_cast<Index>(log_.copies.size());
+    log_.answered.push_back(std::move(answered));
+  }
+}
+
+void TraceSession::NoteExternal(const at::Tensor& tensor) {
+  const c10::StorageImpl* const storage = StorageOf(tensor);
+  // A number that Python wrapped dies with the call.
+  if (storage == nullptr || tensor.unsafeGetTensorImpl()->is_wrapped_number()) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto [found, added] = externals_.try_emplace(
+      storage,
+      ExternalTensor{
+          c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()), ""});
+  if (added) {
+    found->second.what =
+        absl::StrCat("a tensor of shape [", absl::StrJoin(tensor.sizes(), ", "), "] and dtype ",
+                     std::string(ToDType(tensor.scalar_type()).name));
+  }
+}
+
+std::vector<ExternalTensor> TraceSession::LiveExternals() const {
+  std::vector<ExternalTensor> live;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& [impl, external] : externals_) {
+    if (!real_.contains(impl) && external.storage.lock() != nullptr) live.push_back(external);
+  }
+  return live;
 }
 
 std::string TraceSession::Describe(const at::Tensor& tensor) const {
@@ -360,6 +404,28 @@ StorageId TraceSession::Register(const at::Tensor& tensor) {
       impl,
       RealStorage{id, c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), {}});
   return id;
+}
+
+// An operator's output never changes: a tensor of it that is written moves to a copy first.
+StorageId TraceSession::RegisterWritten(const at::Tensor& tensor) {
+  const StorageId id = Register(tensor);
+  const StorageRecord value = log_.storages[static_cast<std::size_t>(id)];
+  if (value.kind != StorageKind::kValue) return id;
+  const auto& program = *programs_[static_cast<std::size_t>(value.ref)];
+  CopyRecord record;
+  record.from = id;
+  record.to = static_cast<StorageId>(log_.storages.size());
+  record.to_dtype = record.from_dtype =
+      ToDType(program.results[static_cast<std::size_t>(value.output)].dtype);
+  const Index itemsize = record.to_dtype.itemsize;
+  record.map = StridedMap::Identity(
+      StridedLayout::Unchecked(0, {value.nbytes / itemsize}, {itemsize}, itemsize));
+  log_.storages.push_back({StorageKind::kTemporary, value.nbytes});
+  writes_into_.push_back(0);
+  const StorageId copy = record.to;
+  Push(tensor, std::move(record), /*ran=*/false);
+  ContextOf(tensor.storage().unsafeGetStorageImpl())->storage = copy;
+  return copy;
 }
 
 void TraceSession::Push(const at::Tensor& to, CopyRecord record, bool ran) {

@@ -18,6 +18,7 @@
 #include "backend/operator_node.h"
 #include "backend/storage_guard.h"
 #include "backend/target_set.h"
+#include "backend/traced_plan.h"
 #include "plan/records.h"
 
 namespace loadplan {
@@ -56,6 +57,9 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   TouchedStorage Find(const at::Tensor& tensor) const;
   // The same for a tensor that is only written: stale bytes are not looked for (kKnown).
   TouchedStorage FindWritten(const at::Tensor& tensor) const;
+  // Takes in a real tensor that is about to be changed: from now on it has a history,
+  // which begins with the bytes that it holds.
+  TouchedStorage Adopt(const at::Tensor& tensor);
   bool IsTarget(StorageId storage) const { return storage < num_targets_ && storage >= 0; }
 
   // A trace tensor for checkpoint tensor `source` of the plan.
@@ -84,6 +88,15 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   // Records that the bytes of `tensors` were asked for: the names behind them are fallbacks.
   void RecordRefusal(const std::string& op, const std::string& reason, const std::string& where,
                      const std::vector<at::Tensor>& tensors);
+
+  // Records that real bytes answered a read of `tensors` (live, unwritten): the trace
+  // went on with what they said.
+  void RecordAnswered(const std::vector<at::Tensor>& tensors);
+
+  // Notes that the loader read a real tensor that the pass does not know.
+  void NoteExternal(const at::Tensor& tensor);
+  // Those that are still alive. Called after End.
+  std::vector<ExternalTensor> LiveExternals() const;
 
   // What a message calls `tensor`: "checkpoint tensor `x`", "target `w`", ...
   std::string Describe(const at::Tensor& tensor) const;
@@ -114,6 +127,7 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   StorageId AddStorage(StorageRecord record);
   // The id of the storage behind `tensor`, registering a real one. Holds the mutex.
   StorageId Register(const at::Tensor& tensor);
+  StorageId RegisterWritten(const at::Tensor& tensor);
   void Push(const at::Tensor& to, CopyRecord record, bool ran);
 
   const std::shared_ptr<const TargetSet> targets_;
@@ -126,6 +140,7 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   std::vector<at::Tensor> captured_;
   std::vector<std::shared_ptr<const OperatorNode>> programs_;
   std::vector<std::string> source_names_;
+  absl::flat_hash_map<const c10::StorageImpl*, ExternalTensor> externals_;
   StorageGuards guards_;
 };
 

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/Allocator.h>
 
+#include <atomic>
 #include <memory>
 #include <string>
 
@@ -24,7 +25,8 @@ class TraceSession;
 // What the DataPtr of a trace storage points to.
 struct TraceContext {
   std::shared_ptr<TraceSession> session;
-  StorageId storage = -1;
+  // Another one after a write into an operator's output, which itself never changes.
+  std::atomic<StorageId> storage = -1;
 };
 
 inline bool IsTraceTensor(const at::Tensor& tensor) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -13,12 +14,20 @@
 
 namespace loadplan {
 
+// A real tensor that is no target, that the loader read, and that outlives the pass.
+struct ExternalTensor {
+  c10::weak_intrusive_ptr<c10::StorageImpl> storage;
+  std::string what;  // "a tensor of shape [4] and dtype Long"
+};
+
 struct TracedPlan {
   LoadPlan plan;
   // Origin kConstant: index -> the captured value, contiguous, read as bytes.
   absl::flat_hash_map<std::int32_t, at::Tensor> constants;
   // Program::node -> the operator and its arguments.
   absl::flat_hash_map<NodeId, std::shared_ptr<const OperatorNode>> nodes;
+  // Their values are premises of the plan.
+  std::vector<ExternalTensor> externals;
 };
 
 }  // namespace loadplan

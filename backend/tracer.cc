@@ -4,6 +4,8 @@
 
 #include <cctype>
 #include <chrono>
+#include <functional>
+#include <optional>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -45,14 +47,24 @@ struct Tracer::State {
   std::shared_ptr<TraceSession> session;       // of the current pass
   std::shared_ptr<TraceSession> last_session;  // of the last pass that ended
   std::vector<PassTensor> pass;
-  std::vector<StorageId> source_storages;  // per meta, in last_session; -1: not in that pass
+  std::vector<std::int32_t> sources_of_pass;
+  std::vector<StorageId> source_storages;  // per meta; -1: not in the pass
   absl::flat_hash_map<std::int32_t, std::string> fallbacks;
   absl::flat_hash_map<std::string, int> failures;  // per pattern
   std::int32_t current = -1;
   int num_passes = 0;
+  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;  // parallel to metas
+  std::vector<std::int32_t> held;
+  // Of the last complete pass:
+  std::vector<std::int32_t> complete_held;
+  std::vector<StorageId> complete_storages;  // per meta; -1: not in that pass
+  std::optional<FallbackCall> fallback_call;
   Clock::time_point pass_began;
   double trace_seconds = 0;  // of all passes
 
+  absl::Status Begin(const std::function<bool(std::int32_t)>& takes_part);
+  void End();
+  std::vector<std::int32_t> Live() const;
   bool GiveUp(std::int32_t source, const std::string& reason);
   bool GiveUpRefused();
 };
@@ -123,30 +135,71 @@ absl::StatusOr<std::unique_ptr<Tracer>> Tracer::Create(std::vector<SourceMeta> m
   return tracer;
 }
 
-absl::Status Tracer::BeginPass() {
-  State& state = *state_;
-  state.pass_began = Clock::now();
+absl::Status Tracer::State::Begin(const std::function<bool(std::int32_t)>& takes_part) {
+  pass_began = Clock::now();
   if (!TraceDeviceError().empty()) return absl::FailedPreconditionError(TraceDeviceError());
-  if (state.session != nullptr)
+  if (session != nullptr) {
     return absl::FailedPreconditionError("the tracer's pass has not ended yet");
-  auto session = std::make_shared<TraceSession>(state.targets);
-  if (auto status = session->Begin(); !status.ok()) return status;
-  state.session = session;
-  ++state.num_passes;
-  state.current = -1;
-  state.pass.clear();
-  state.pass.reserve(state.metas.size());
-  state.source_storages.assign(state.metas.size(), -1);
-  for (std::size_t i = 0; i < state.metas.size(); ++i) {
-    const auto source = static_cast<std::int32_t>(i);
-    if (state.fallbacks.contains(source)) continue;
-    const SourceMeta& meta = state.metas[i];
-    at::Tensor tensor = session->NewCheckpointTensor(source, meta.name, meta.shape, meta.dtype);
-    state.source_storages[i] = session->Find(tensor).storage;
-    state.pass.push_back({source, std::move(tensor)});
   }
+  auto next = std::make_shared<TraceSession>(targets);
+  if (auto status = next->Begin(); !status.ok()) return status;
+  session = next;
+  ++num_passes;
+  current = -1;
+  held.clear();
+  pass.clear();
+  pass.reserve(metas.size());
+  source_storages.assign(metas.size(), -1);
+  storages.clear();
+  for (std::size_t i = 0; i < metas.size(); ++i) {
+    const auto source = static_cast<std::int32_t>(i);
+    if (!takes_part(source)) continue;
+    const SourceMeta& meta = metas[i];
+    at::Tensor tensor = session->NewCheckpointTensor(source, meta.name, meta.shape, meta.dtype);
+    source_storages[i] = session->FindWritten(tensor).storage;
+    storages.emplace_back(tensor.storage().getWeakStorageImpl());
+    pass.push_back({source, std::move(tensor)});
+  }
+  sources_of_pass.clear();
+  for (const PassTensor& item : pass) sources_of_pass.push_back(item.source);
   return absl::OkStatus();
 }
+
+absl::Status Tracer::BeginPass() {
+  State& state = *state_;
+  return state.Begin([&state](std::int32_t source) { return !state.fallbacks.contains(source); });
+}
+
+absl::Status Tracer::BeginFallbackPass(const LoadPlan& plan) {
+  State& state = *state_;
+  return state.Begin([&](std::int32_t source) {
+    return plan.entries()[static_cast<std::size_t>(source)].kind == EntryKind::kFallback &&
+           !state.fallbacks.contains(source);
+  });
+}
+
+std::vector<PassTensor> Tracer::TakePass() { return std::move(state_->pass); }
+
+std::vector<std::int32_t> Tracer::State::Live() const {
+  std::vector<std::int32_t> live;
+  for (std::size_t i = 0; i < storages.size(); ++i) {
+    if (storages[i].lock() != nullptr) live.push_back(sources_of_pass[i]);
+  }
+  return live;
+}
+
+void Tracer::NoteExhausted() {
+  State& state = *state_;
+  state.held = state.Live();
+  // The loop variable still shows the last one.
+  if (!state.held.empty() && state.held.back() == state.sources_of_pass.back())
+    state.held.pop_back();
+}
+
+bool Tracer::HasLiveTensors() const {
+  return state_->last_session != nullptr && state_->last_session.use_count() > 1;
+}
+std::vector<int32_t> Tracer::LiveNames() const { return state_->Live(); }
 
 const std::vector<PassTensor>& Tracer::pass() const { return state_->pass; }
 void Tracer::SetCurrent(int32_t source) { state_->current = source; }
@@ -167,14 +220,47 @@ void Tracer::Refuse(const at::Tensor& tensor, const std::string& op, const std::
   session->RecordRefusal(op, absl::StrCat("`", op, "` reads its value"), where, {tensor});
 }
 
+void Tracer::State::End() {
+  session->End();
+  trace_seconds += SecondsSince(pass_began);
+  pass.clear();
+}
+
 void Tracer::AbandonPass() {
   State& state = *state_;
   if (state.session == nullptr) return;
-  state.session->End();
-  state.trace_seconds += SecondsSince(state.pass_began);
+  state.End();
   state.last_session = std::move(state.session);
   state.session.reset();
-  state.pass.clear();
+}
+
+// What the call did to live memory: everything it wrote into targets, and what it read there that
+// it had not written.
+void Tracer::EndFallbackPass(const std::string& error) {
+  State& state = *state_;
+  if (state.session == nullptr) return;
+  state.End();
+  const RecordLog& log = state.session->log();
+  FallbackCall call;
+  call.error = error;
+  const auto touch = [&](const ReadRecord& read) {
+    if (read.storage >= 0 && state.session->IsTarget(read.storage)) call.touched.push_back(read);
+  };
+  for (const CopyRecord& copy : log.copies) {
+    touch({copy.to, copy.map.ToLayout(), copy.to_dtype});
+    if (state.session->IsTarget(copy.from)) {
+      const ByteRange span = copy.map.FromSpan();
+      touch({copy.from, StridedLayout::Unchecked(span.start, {span.nbytes()}, {1}, 1),
+             copy.from_dtype});
+    }
+  }
+  for (const NodeRecord& node : log.nodes) {
+    for (const ReadRecord& input : node.inputs) touch(input);
+  }
+  for (const AnsweredRead& answered : log.answered) touch(answered.read);
+  if (!log.refusals.empty() && call.error.empty()) call.error = log.refusals.front().reason;
+  state.fallback_call = std::move(call);
+  state.session.reset();
 }
 
 PassVerdict Tracer::EndPass(const std::string& error) {
@@ -188,7 +274,11 @@ PassVerdict Tracer::EndPass(const std::string& error) {
                                                "traced; use tensor operators in the loader")};
   }
   if (state.GiveUpRefused()) return {PassVerdict::kRepeat, ""};
-  if (error.empty()) return {};
+  if (error.empty()) {
+    state.complete_held = state.held;
+    state.complete_storages = state.source_storages;
+    return {};
+  }
   const std::string name =
       state.current < 0
           ? std::string("before the first tensor")
@@ -212,9 +302,11 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
   for (std::size_t i = 0; i < state.metas.size(); ++i) {
     const SourceMeta& meta = state.metas[i];
     input.sources.push_back(
-        {meta.name, ToDimVector(meta.shape), ToDType(meta.dtype), state.source_storages[i]});
+        {meta.name, ToDimVector(meta.shape), ToDType(meta.dtype), state.complete_storages[i]});
   }
   for (const auto& [source, reason] : state.fallbacks) input.fallbacks.emplace_back(source, reason);
+  input.held = state.complete_held;
+  input.fallback_call = state.fallback_call;
   auto plan = BuildLoadPlan(std::move(input));
   if (!plan.ok()) return plan.status();
   auto traced = std::make_shared<TracedPlan>();
@@ -233,6 +325,7 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
       for (const WriteItem& piece : program_input.pieces) keep(piece);
     }
   }
+  traced->externals = session.LiveExternals();
   return std::shared_ptr<const TracedPlan>(std::move(traced));
 }
 

@@ -62,6 +62,15 @@ class Tracer {
   // The tensors of the current pass, in declared order, without the names that earlier passes gave
   // up.
   const std::vector<PassTensor>& pass() const;
+  // The same, given away, so that only what the loader keeps stays alive.
+  std::vector<PassTensor> TakePass();
+  // Call when the loader asks for more than the last tensor: notes which names it still
+  // holds, besides the last one.
+  void NoteExhausted();
+  // After a pass: whether a trace tensor of it is still alive, and the names of those that
+  // are checkpoint tensors.
+  bool HasLiveTensors() const;
+  std::vector<int32_t> LiveNames() const;
   // Tells which name the loader was given last; for error messages only.
   void SetCurrent(int32_t source);
   // Records that `op` needed the value of a trace tensor (for reads that torch
@@ -75,6 +84,13 @@ class Tracer {
   void AbandonPass();
 
   int num_passes() const;
+  // Starts a pass in which the loader gets only those fallback names of `plan` that can be
+  // traced, maybe none: what it does then is what the fallback call of an update does beside the
+  // plan. EndFallbackPass takes the place of EndPass. See Note [Fallback calls] in
+  // plan/fallback.h.
+  absl::Status BeginFallbackPass(const LoadPlan& plan);
+  void EndFallbackPass(const std::string& error);
+
   // Gives a name up before or between passes.
   void MarkFallback(int32_t source, const std::string& reason);
 

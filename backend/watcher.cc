@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "backend/call_watch.h"
 #include "backend/mode.h"
 #include "backend/operator_call.h"
 #include "backend/trace_tensor.h"
@@ -46,6 +47,7 @@ void WatchOperator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
   TraceSession* const session = TraceSession::Current();
   if (session == nullptr) {
+    if (CallWatch* const watch = CallWatch::Current()) watch->Check(op, *stack);
     op.redispatchBoxed(keys & kBelowMode, stack);
     return;
   }

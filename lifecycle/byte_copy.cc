@@ -111,9 +111,12 @@ at::Tensor ViewOfSide(const ByteSide& bytes, const DimVector& shape, const MapSi
     byte_strides[d] = -byte_strides[d];
     flipped.push_back(static_cast<int64_t>(d));
   }
-  const at::Tensor view = ViewOf(
-      bytes, StridedLayout::Unchecked(byte_offset, shape, byte_strides, map_side.itemsize), dtype);
-  return flipped.empty() ? view : at::flip(view, flipped);
+  const StridedLayout layout =
+      StridedLayout::Unchecked(byte_offset, shape, byte_strides, map_side.itemsize);
+  if (flipped.empty()) return ViewOf(bytes, layout, dtype);
+  // Torch flips no float8: it is told that these are integers.
+  const at::ScalarType flippable = map_side.itemsize > 8 ? dtype : IntegerOf(map_side.itemsize);
+  return at::flip(ViewOf(bytes, layout, flippable), flipped).view(dtype);
 }
 
 // `side` with its items seen as `count` units each, in a last dimension of their own.

@@ -25,6 +25,9 @@ class EagerCollection {
   // Keeps bytes of its own: the sender may reuse its buffer. Raises what torch raises.
   void Add(std::int32_t source, const at::Tensor& tensor);
 
+  // Tensors that have been added and not been taken.
+  std::size_t size() const { return arrived_.size(); }
+
   // The names in the order of the call, each with its tensor, which the collection gives away:
   // declared order, except that names which overlap one another share their places out in the
   // order in which they arrived.

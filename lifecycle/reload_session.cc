@@ -66,6 +66,7 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
         "first");
   }
   if (status = plan->layout.Check(current); !status.ok()) return status;
+  if (status = plan->premises.Check(*plan->traced, *plan->targets); !status.ok()) return status;
   if (status = CheckRequired(plan->plan(), required_); !status.ok()) return status;
   if (status = CheckUndefined(plan->plan(), undefined_); !status.ok()) return status;
   if (plan->plan().has_fallbacks()) {
@@ -74,9 +75,8 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
     const bool has_memory = !storages.empty() && !storages.front().is_meta();
     collection_ = std::make_unique<EagerCollection>(
         plan->plan(), has_memory ? storages.front().device() : at::Device(at::kCPU));
-  } else {
-    executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets);
   }
+  executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets);
   landed_.assign(plan->plan().sources().size(), false);
   plan_ = std::move(plan);
   return absl::OkStatus();
@@ -116,7 +116,6 @@ absl::StatusOr<std::int32_t> ReloadSession::CheckArrival(std::string_view name,
         absl::StrCat("`", std::string(name), "` arrived twice in one update; send each name once"));
   }
   const bool needs_memory =
-      collection_ != nullptr ||
       plan_->plan().entries()[static_cast<std::size_t>(*entry)].kind != EntryKind::kUnneeded;
   absl::Status status = CheckDeclared(plan_->plan().sources()[static_cast<std::size_t>(*entry)],
                                       tensor, needs_memory);
@@ -139,7 +138,7 @@ absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tenso
   absl::StatusOr<std::int32_t> entry = CheckArrival(name, tensor);
   if (!entry.ok()) return Fail(entry.status());
   const c10::NoGradGuard no_grad;
-  if (collection_ != nullptr) {
+  if (KindOf(*entry) == EntryKind::kFallback) {
     try {
       collection_->Add(*entry, tensor);
     } catch (const std::exception& error) {
@@ -149,9 +148,7 @@ absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tenso
     eager_nbytes_ += static_cast<Index>(tensor.nbytes());
   } else {
     if (status = EnsureBegun(); !status.ok()) return Fail(status);
-    const bool writes =
-        plan_->plan().entries()[static_cast<std::size_t>(*entry)].kind != EntryKind::kUnneeded;
-    wrote_ = wrote_ || writes;
+    wrote_ = wrote_ || KindOf(*entry) != EntryKind::kUnneeded;
     if (status = executor_->Deliver(*entry, tensor); !status.ok()) {
       return Fail(Annotate(status, absl::StrCat("; `", std::string(name), "` landed in part")));
     }
@@ -174,7 +171,7 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
     return Fail(absl::InvalidArgumentError(
         absl::StrCat("`", std::string(name), "` was delivered twice in one update")));
   }
-  if (collection_ != nullptr || !plan_->plan().GetDest(*entry).has_value()) {
+  if (!plan_->plan().GetDest(*entry).has_value()) {
     return Fail(absl::InvalidArgumentError(
         absl::StrCat("`", std::string(name),
                      "` has no destination that an engine could have "
@@ -186,15 +183,22 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
   return absl::OkStatus();
 }
 
+bool ReloadSession::AllFallbacksArrived() const {
+  const auto& entries = plan_->plan().entries();
+  return collection_->size() == static_cast<std::size_t>(std::ranges::count(
+                                    entries, EntryKind::kFallback, &PlanEntry::kind));
+}
+
 bool ReloadSession::EagerReady() const {
   const std::lock_guard lock(mutex_);
-  return state_ == SessionState::kActive && collection_ != nullptr && !eager_called_ &&
-         arrived_.size() == landed_.size();
+  if (state_ != SessionState::kActive || collection_ == nullptr || eager_called_) return false;
+  return AllFallbacksArrived();
 }
 
 bool ReloadSession::NeedsEagerCall() const {
   const std::lock_guard lock(mutex_);
-  return state_ == SessionState::kActive && collection_ != nullptr && !eager_called_;
+  return state_ == SessionState::kActive && collection_ != nullptr && !eager_called_ &&
+         collection_->size() > 0;
 }
 
 std::vector<std::pair<std::string, at::Tensor>> ReloadSession::TakeEagerCall() {
@@ -203,6 +207,7 @@ std::vector<std::pair<std::string, at::Tensor>> ReloadSession::TakeEagerCall() {
   if (collection_ == nullptr || eager_called_) return call;
   eager_called_ = true;
   wrote_ = true;
+  if (absl::Status status = EnsureBegun(); !status.ok()) return call;
   for (auto& [entry, tensor] : collection_->Take()) {
     call.emplace_back(NameOf(entry), std::move(tensor));
   }
@@ -213,10 +218,8 @@ absl::Status ReloadSession::EagerDone(const std::string& error,
                                       std::span<const LiveTarget> current) {
   const std::lock_guard lock(mutex_);
   if (!error.empty()) {
-    return Fail(absl::FailedPreconditionError(
-        absl::StrCat("`load_weights`, called with every name because the plan has fallbacks, "
-                     "raised ",
-                     error)));
+    return Fail(absl::FailedPreconditionError(absl::StrCat(
+        "`load_weights`, called with the fallback names of the plan, raised ", error)));
   }
   absl::Status status = plan_->layout.Check(current);
   return status.ok() ? status : Fail(status);
@@ -284,11 +287,6 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
       return absl::FailedPreconditionError(
           "`partial` after a failed update would leave weights undefined; send a complete update");
     }
-    if (collection_ != nullptr) {
-      return absl::FailedPreconditionError(
-          "`partial` needs a plan without fallbacks: one loader call gets all names or none; send "
-          "a complete update");
-    }
     absl::StatusOr<Names> names = PartialNames(*partial);
     if (!names.ok()) return names.status();
     for (const std::int32_t entry : arrived_) {
@@ -297,6 +295,12 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
           "`", NameOf(entry), "` arrived but `partial` does not list it; list what was sent"));
     }
     if (status = CheckWhole(plan_->plan(), *names); !status.ok()) return status;
+    if (collection_ != nullptr && collection_->size() > 0 && !AllFallbacksArrived()) {
+      return absl::FailedPreconditionError(
+          "`partial` lists some fallback names and not all: they go through the loader in one "
+          "call; send "
+          "all of them or none");
+    }
     selected = std::move(*names);
   }
   const Names missing = Missing(selected);
@@ -334,7 +338,7 @@ absl::StatusOr<Receipt> ReloadSession::Finish() {
     if (status = executor_->Finish(); !status.ok()) return Fail(status);
     receipt.nbytes = executor_->written_nbytes();
   }
-  if (collection_ != nullptr) receipt.nbytes = eager_nbytes_;
+  receipt.nbytes += eager_nbytes_;
   for (const std::int32_t entry : arrived_) receipt.names.push_back(NameOf(entry));
   receipt.seconds = Now() - since_;
   undefined_.clear();
@@ -386,7 +390,8 @@ void ReloadSession::Land(std::int32_t entry) {
 
 std::string ReloadSession::LandedText() const {
   if (arrived_.empty()) return "nothing had landed";
-  const char* verb = collection_ != nullptr && !eager_called_ ? " had arrived: " : " had landed: ";
+  const bool waits = collection_ != nullptr && collection_->size() > 0 && !eager_called_;
+  const char* verb = waits ? " had arrived: " : " had landed: ";
   return absl::StrCat(arrived_.size(), " of ", landed_.size(), " names", verb,
                       Quoted(arrived_, [&](std::int32_t entry) { return NameOf(entry); }));
 }

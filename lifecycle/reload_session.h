@@ -32,6 +32,7 @@
 #include "lifecycle/eager_collection.h"
 #include "lifecycle/execute.h"
 #include "lifecycle/layout_snapshot.h"
+#include "lifecycle/premises.h"
 #include "lifecycle/session_state.h"
 #include "lifecycle/update_checks.h"
 
@@ -42,13 +43,15 @@ struct BoundPlan {
   std::shared_ptr<const TracedPlan> traced;
   std::shared_ptr<const TargetSet> targets;
   LayoutSnapshot layout;  // of the targets, when the plan was made
+  Premises premises;
   // An engine took destinations (`get_dest`) and may write through them without a word.
   mutable std::atomic<bool> gave_destinations{false};
 
   BoundPlan(std::shared_ptr<const TracedPlan> plan, std::shared_ptr<const TargetSet> live)
       : traced(std::move(plan)),
         targets(std::move(live)),
-        layout(LayoutSnapshot::Of(targets->targets())) {}
+        layout(LayoutSnapshot::Of(targets->targets())),
+        premises(*traced, *targets) {}
   const LoadPlan& plan() const { return traced->plan; }
 };
 
@@ -113,6 +116,10 @@ class LOADPLAN_API ReloadSession {
   using Names = std::vector<std::int32_t>;
 
   bool has_landed(std::int32_t entry) const { return landed_[static_cast<std::size_t>(entry)]; }
+  EntryKind KindOf(std::int32_t entry) const {
+    return plan_->plan().entries()[static_cast<std::size_t>(entry)].kind;
+  }
+  bool AllFallbacksArrived() const;
   const std::string& NameOf(std::int32_t entry) const;
   absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);

@@ -3,6 +3,7 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "backend/call_watch.h"
 #include "backend/convert.h"
 #include "backend/target_set.h"
 #include "backend/tracer.h"
@@ -124,7 +126,9 @@ class LoadPlanClass : public torch::CustomClassHolder {
     return result;
   }
   std::string report() const { return plan().Report(); }
-  bool has_fallbacks() const { return plan().has_fallbacks(); }
+  int64_t num_fallbacks() const {
+    return std::ranges::count(plan().entries(), EntryKind::kFallback, &PlanEntry::kind);
+  }
 
  private:
   std::int32_t Checked(int64_t index) const {
@@ -156,14 +160,25 @@ class TracerClass : public torch::CustomClassHolder {
   }
 
   void begin_pass() { Raise(tracer_->BeginPass()); }
-  std::tuple<Ints, Tensors> pass_tensors() const {
+  // Given away: only what the loader keeps stays alive.
+  std::tuple<Ints, Tensors> take_pass_tensors() {
     std::tuple<Ints, Tensors> result;
-    for (const PassTensor& item : tracer_->pass()) {
+    for (PassTensor& item : tracer_->TakePass()) {
       std::get<0>(result).push_back(item.source);
-      std::get<1>(result).push_back(item.tensor);
+      std::get<1>(result).push_back(std::move(item.tensor));
     }
     return result;
   }
+  void note_exhausted() { tracer_->NoteExhausted(); }
+  bool has_live_tensors() const { return tracer_->HasLiveTensors(); }
+  Ints live_names() const {
+    const std::vector<std::int32_t> names = tracer_->LiveNames();
+    return Ints(names.begin(), names.end());
+  }
+  void begin_fallback_pass(const c10::intrusive_ptr<LoadPlanClass>& plan) {
+    Raise(tracer_->BeginFallbackPass(plan->bound()->plan()));
+  }
+  void end_fallback_pass(const std::string& error) { tracer_->EndFallbackPass(error); }
   void set_current(int64_t source) { tracer_->SetCurrent(static_cast<std::int32_t>(source)); }
   void refuse(const at::Tensor& tensor, const std::string& op, const std::string& where) {
     tracer_->Refuse(tensor, op, where);
@@ -186,6 +201,25 @@ class TracerClass : public torch::CustomClassHolder {
 
  private:
   std::unique_ptr<Tracer> tracer_;
+};
+
+// The watched call of `load_weights` in an update with fallbacks.
+class CallWatchClass : public torch::CustomClassHolder {
+ public:
+  explicit CallWatchClass(const c10::intrusive_ptr<LoadPlanClass>& plan)
+      : plan_(plan->bound()), watch_(std::make_shared<CallWatch>(plan_->plan(), plan_->targets)) {}
+
+  void begin() { watch_->Begin(); }
+  void join_thread() { watch_->JoinThread(); }
+  // "" or the first violation.
+  std::string end() {
+    const absl::Status status = watch_->End();
+    return std::string(status.message());
+  }
+
+ private:
+  std::shared_ptr<const BoundPlan> plan_;
+  std::shared_ptr<CallWatch> watch_;
 };
 
 class SessionClass : public torch::CustomClassHolder {
@@ -247,11 +281,16 @@ void DefineClasses(torch::Library& library) {
       .def("uncovered", &LoadPlanClass::uncovered)
       .def("overlaps", &LoadPlanClass::overlaps)
       .def("report", &LoadPlanClass::report)
-      .def("has_fallbacks", &LoadPlanClass::has_fallbacks);
+      .def("num_fallbacks", &LoadPlanClass::num_fallbacks);
   library.class_<TracerClass>("Tracer")
       .def(torch::init<Strings, Ints, Ints, Ints, Strings, Tensors>())
       .def("begin_pass", &TracerClass::begin_pass)
-      .def("pass_tensors", &TracerClass::pass_tensors)
+      .def("take_pass_tensors", &TracerClass::take_pass_tensors)
+      .def("note_exhausted", &TracerClass::note_exhausted)
+      .def("has_live_tensors", &TracerClass::has_live_tensors)
+      .def("live_names", &TracerClass::live_names)
+      .def("begin_fallback_pass", &TracerClass::begin_fallback_pass)
+      .def("end_fallback_pass", &TracerClass::end_fallback_pass)
       .def("set_current", &TracerClass::set_current)
       .def("refuse", &TracerClass::refuse)
       .def("join_thread", &TracerClass::join_thread)
@@ -260,6 +299,11 @@ void DefineClasses(torch::Library& library) {
       .def("num_passes", &TracerClass::num_passes)
       .def("mark_fallback", &TracerClass::mark_fallback)
       .def("build_plan", &TracerClass::build_plan);
+  library.class_<CallWatchClass>("CallWatch")
+      .def(torch::init<c10::intrusive_ptr<LoadPlanClass>>())
+      .def("begin", &CallWatchClass::begin)
+      .def("join_thread", &CallWatchClass::join_thread)
+      .def("end", &CallWatchClass::end);
   library.class_<SessionClass>("ReloadSession")
       .def(torch::init<>())
       .def("start", &SessionClass::start)

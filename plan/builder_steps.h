@@ -48,7 +48,13 @@ class LoadPlanBuilder {
   absl::Status NoteWrite(const TargetWrite& write, const std::string& target);
   absl::Status NoteOverlaps();
   absl::Status LetEverythingFallBack(const std::string& reason);
+  std::vector<ReadRecord> SteeringReads();
+  absl::Status NoteAnsweredReads();
+  void NoteHeld();
   absl::Status SettleFallbacks();
+  absl::Status NoteFallbackCall();
+  absl::Status LetWritersFallBack(StorageId target, const StridedLayout& region,
+                                  const std::string& reason, bool* found);
   absl::Status NoteLiveReads(StorageId target, const TargetWrite& write);
 
   // plan/builder_emit.cc

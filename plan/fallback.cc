@@ -36,6 +36,16 @@ std::string LiveReadReason(const std::string& target) {
                       "through the loader");
 }
 
+std::string CalledOverReason(const std::string& target) {
+  return absl::StrCat("a call of the loader without it touches the bytes of `", target,
+                      "` that it writes");
+}
+
+std::string SteersReason(const std::string& target) {
+  return absl::StrCat("the loader looks at the bytes of `", target,
+                      "` that it writes, as the update before left them");
+}
+
 void FallbackSet::Add(std::int32_t name, std::string reason) {
   const auto n = static_cast<size_t>(name);
   if (is_fallback_[n]) return;

@@ -16,6 +16,19 @@
 
 namespace loadplan {
 
+// Note [Fallback calls]
+//
+//   scale.fill_(w.item())     a fallback: an update calls load_weights with `w` alone,
+//                             and lands every other name by plan
+//
+// That is eager only if the two do not meet. So a name joins the fallbacks when the
+// call, traced with the fallback names that can be traced, writes or reads its bytes (a
+// `zero_()` at entry, finishing code); when the loader read the live bytes that it
+// writes; when it is combined with a fallback name; when it depends on live bytes; and
+// when nothing of it was written but the loader still held it at the end, maybe waiting
+// for a name that was left out. At update time the call is watched: a byte that it
+// touches and the plan writes is an error before it is touched.
+
 // Every reason is a clause that can follow "`name` goes through the loader: ". A name
 // keeps the first reason it was given.
 std::string RefusedReason(const RefusalRecord& refusal);
@@ -24,6 +37,10 @@ std::string UninitialisedReason(const std::string& target);
 std::string NotReplayableReason(const std::string& op, const std::string& why);
 std::string OverlapReason(const std::string& other, const std::string& target);
 std::string LiveReadReason(const std::string& target);
+std::string CalledOverReason(const std::string& target);
+inline constexpr std::string_view kHeldReason =
+    "the loader held it to the end, maybe for a name that goes through the loader";
+std::string SteersReason(const std::string& target);
 inline constexpr std::string_view kOverwrittenByNothingNamed =
     "a fallback name's bytes are overwritten later by a constant or by live bytes, in an order "
     "that only one whole call of the loader keeps";

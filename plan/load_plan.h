@@ -119,6 +119,13 @@ struct UncoveredTarget {
   Index total_nbytes = 0;
 };
 
+// Live bytes that the plan never writes and whose value steered the trace: an expert
+// map, a mask. Another value means another plan.
+struct Premise {
+  StorageId storage = -1;
+  StridedLayout layout;
+};
+
 enum class OverlapPolicy : std::uint8_t { kFallback, kLastWins, kError };
 
 // Moved, never copied: names are found through views into the plan itself.
@@ -147,6 +154,7 @@ class LOADPLAN_API LoadPlan {
   const std::vector<Program>& programs() const { return programs_; }
   const std::vector<NameOverlap>& overlaps() const { return overlaps_; }
   const std::vector<UncoveredTarget>& uncovered() const { return uncovered_; }
+  const std::vector<Premise>& premises() const { return premises_; }
   bool has_fallbacks() const;
 
   // Boxes of `entry` that this rank reads, exact and disjoint (casts and inputs of
@@ -197,6 +205,7 @@ class LOADPLAN_API LoadPlan {
   std::vector<ProgramRead> program_reads_;  // sorted by entry
   std::vector<NameOverlap> overlaps_;
   std::vector<UncoveredTarget> uncovered_;
+  std::vector<Premise> premises_;
   absl::flat_hash_map<std::string_view, std::int32_t> by_name_;  // views into sources_
 };
 

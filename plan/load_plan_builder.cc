@@ -41,7 +41,8 @@ absl::StatusOr<LoadPlan> LoadPlanBuilder::Build() {
   for (auto& [name, reason] : input_.fallbacks) fallbacks_->Add(name, std::move(reason));
   ResolveTargets();
   for (const auto& step : {&LoadPlanBuilder::NoteRefusals, &LoadPlanBuilder::NoteStates,
-                           &LoadPlanBuilder::NoteOverlaps, &LoadPlanBuilder::SettleFallbacks}) {
+                           &LoadPlanBuilder::NoteOverlaps, &LoadPlanBuilder::NoteAnsweredReads,
+                           &LoadPlanBuilder::SettleFallbacks}) {
     if (absl::Status status = (this->*step)(); !status.ok()) return status;
   }
   CheckCoverage();
@@ -258,6 +259,8 @@ absl::Status LoadPlanBuilder::LetEverythingFallBack(const std::string& reason) {
 // names only would see or leave otherwise than the pass did, until nothing changes.
 absl::Status LoadPlanBuilder::SettleFallbacks() {
   size_t settled = 0;
+  NoteHeld();
+  if (absl::Status status = NoteFallbackCall(); !status.ok()) return status;
   fallbacks_->Propagate();
   while (settled != fallbacks_->size()) {
     settled = fallbacks_->size();

@@ -2,6 +2,7 @@
 #ifndef LOADPLAN_PLAN_LOAD_PLAN_BUILDER_H_
 #define LOADPLAN_PLAN_LOAD_PLAN_BUILDER_H_
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -13,6 +14,13 @@
 
 namespace loadplan {
 
+// What a call of the loader with the fallback names alone does, as far as a trace of
+// it shows. See Note [Fallback calls] in plan/fallback.h.
+struct FallbackCall {
+  std::vector<ReadRecord> touched;  // bytes of targets that it writes or reads
+  std::string error;  // the loader raised this: it cannot be called with some names only
+};
+
 struct BuildInput {
   std::vector<SourceTensor> sources;  // declared order; names are unique
   std::vector<TargetTensor> targets;
@@ -20,6 +28,10 @@ struct BuildInput {
   OverlapPolicy overlaps = OverlapPolicy::kFallback;
   // Names that earlier passes gave up on, with the reason.
   std::vector<std::pair<std::int32_t, std::string>> fallbacks;
+  // Names whose tensors the loader still held after it had been given the last one.
+  std::vector<std::int32_t> held;
+  // Used only where a name falls back; nullopt: not traced (yet).
+  std::optional<FallbackCall> fallback_call;
 };
 
 // Resolves every write into a target backwards to initial bytes, clips earlier
@@ -38,7 +50,7 @@ struct BuildInput {
 // for kError with an overlap (names both, the target, the bytes); FailedPrecondition
 // where a byte of a target would come from no name and nothing that can be
 // replayed (names target and operator).
-LOADPLAN_API LOADPLAN_API absl::StatusOr<LoadPlan> BuildLoadPlan(BuildInput input);
+LOADPLAN_API absl::StatusOr<LoadPlan> BuildLoadPlan(BuildInput input);
 
 }  // namespace loadplan
 

@@ -92,6 +92,13 @@ struct RefusalRecord {
   Index time = 0;
 };
 
+// A read that real bytes did answer: live memory that the pass had not written, or
+// what was computed from it. The trace went on with that answer.
+struct AnsweredRead {
+  ReadRecord read;
+  Index time = 0;
+};
+
 // One pass over `load_weights`. Copies are in program order; the index of a copy
 // is its time.
 struct RecordLog {
@@ -99,6 +106,7 @@ struct RecordLog {
   std::vector<CopyRecord> copies;
   std::vector<NodeRecord> nodes;
   std::vector<RefusalRecord> refusals;
+  std::vector<AnsweredRead> answered;
 };
 
 // InvalidArgument with a sentence where an id of `log` is out of range, a map reaches

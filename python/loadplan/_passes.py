@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -52,6 +53,7 @@ def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ..
         verdict, message = tracer.end_pass(one.error)
         if verdict == DONE:
             one.bindings.refuse_rebound_targets()
+            refuse_kept_tensors(tracer, names)
             return one.bindings.rebound
         if verdict == REFUSE:
             # Torch refuses some reads before any kernel of ours: look for the tensor once more.
@@ -60,6 +62,31 @@ def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ..
             diagnose = True
         else:
             diagnose = False
+
+
+def trace_fallback_call(tracer: Any, targets: Targets, names: list[str], plan: Any) -> None:
+    """Traces the loader with the fallback names of ``plan`` that can be traced, maybe none.
+
+    What it does then is what the call of an update does beside the plan.
+    """
+    one = _Pass(tracer, targets, names)
+    one.run(begin=lambda: tracer.begin_fallback_pass(plan))
+    tracer.end_fallback_pass(one.error)
+
+
+def refuse_kept_tensors(tracer: Any, names: list[str]) -> None:
+    """An error where the model kept a trace tensor: what it would do with it is not in the plan."""
+    if not tracer.has_live_tensors():
+        return
+    gc.collect()
+    if not tracer.has_live_tensors():
+        return
+    kept = [names[source] for source in tracer.live_names()]
+    what = f"the tensor of `{kept[0]}`" if kept else "a tensor computed from checkpoint tensors"
+    raise RuntimeError(
+        f"the loader kept {what} after load_weights returned, where a plan cannot follow it; "
+        "copy it into a target, or drop it"
+    )
 
 
 class _Pass:
@@ -74,9 +101,9 @@ class _Pass:
         self.current = -1
         self.bindings = Bindings(targets)
 
-    def run(self, diagnose: bool) -> None:
+    def run(self, diagnose: bool = False, begin: Callable[[], None] | None = None) -> None:
         load_weights = self.targets.load_weights
-        self.tracer.begin_pass()
+        (begin or self.tracer.begin_pass)()
         _curious.install()
         try:
             with join_threads(self.tracer):
@@ -97,12 +124,13 @@ class _Pass:
         self.bindings.put_back(self.tracer)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
-        sources, tensors = self.tracer.pass_tensors()
+        sources, tensors = self.tracer.take_pass_tensors()
         # Dropped one by one, so that only what the loader keeps is alive after the pass.
         tensors.reverse()
         for source in sources:
             self.current = source
             yield self.names[source], tensors.pop()
+        self.tracer.note_exhausted()
 
     def refuse(self, message: str) -> NoReturn:
         raise RuntimeError(message) from self.cause

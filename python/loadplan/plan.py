@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ._library import DTYPE_OF
-from ._passes import make_tracer, run_passes
+from ._passes import make_tracer, run_passes, trace_fallback_call
 from ._sessions import require_active, session_of
 from .metadata import ParamMeta, Source, metadata
 from .targets import Model, Targets, as_targets
@@ -126,8 +126,8 @@ class LoadPlan:
 
     @property
     def has_fallbacks(self) -> bool:
-        """Whether updates go through one eager ``load_weights`` call with every name."""
-        return bool(self._handle.has_fallbacks())
+        """Whether updates make one ``load_weights`` call, with the fallback names."""
+        return bool(self._handle.num_fallbacks())
 
     def get_boxes(self, name: str) -> tuple[Box, ...] | None:
         """The parts of the checkpoint tensor to send; None: this rank needs nothing of it."""
@@ -159,7 +159,7 @@ class LoadPlan:
         lines = [self._handle.report().rstrip("\n")]
         if self.has_fallbacks:
             lines.append(
-                "an update with fallbacks collects every name and makes one eager load_weights call"
+                "an update collects the fallback names and makes one load_weights call with them"
             )
         if self._rebound:
             shown = ", ".join(self._rebound[:10])
@@ -308,8 +308,17 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
     declared = metadata(metas)
     start = time.perf_counter()
     tracer = make_tracer(targets, declared)
-    rebound = run_passes(tracer, targets, [meta.name for meta in declared])
+    names = [meta.name for meta in declared]
+    rebound = run_passes(tracer, targets, names)
     handle = tracer.build_plan(OVERLAPS.index(overlaps))
+    # Names that join the fallbacks take part in the next trace of their call.
+    fallbacks = handle.num_fallbacks()
+    while 0 < fallbacks < len(names):
+        trace_fallback_call(tracer, targets, names, handle)
+        handle = tracer.build_plan(OVERLAPS.index(overlaps))
+        if handle.num_fallbacks() == fallbacks:
+            break
+        fallbacks = handle.num_fallbacks()
     seconds = time.perf_counter() - start
     session = session_of(model, create=True)
     plan = LoadPlan(handle, declared, placement_of(targets), session, seconds, rebound)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._library import classes
+from ._passes import join_threads
 from ._sessions import Session, session_of
 from .plan import LoadPlan, reload_mode
 from .targets import Model, as_targets
@@ -95,13 +97,26 @@ def _check_item(name: object, tensor: object) -> None:
 
 
 def _call_loader(session: Session) -> None:
-    """The one eager call of an update whose plan has fallbacks."""
+    """The one call of the loader in an update whose plan has fallbacks, with those names.
+
+    It is watched: what it touches must be apart from what the plan writes.
+    """
     targets = session.targets
+    assert session.known is not None
+    watch = classes.CallWatch(session.known._handle)
     names, tensors = session.handle.take_eager_call()
     before = targets.named()
     places = {name: _alias(tensor) for name, tensor in before.items()}
+    violation = ""
     try:
-        targets.load_weights(zip(names, tensors, strict=True))
+        watch.begin()
+        try:
+            with join_threads(watch):
+                targets.load_weights(zip(names, tensors, strict=True))
+        finally:
+            violation = watch.end()
+        if violation:
+            raise RuntimeError(violation)
     except BaseException as error:
         try:
             session.handle.eager_done(f"{type(error).__name__}: {error}", *targets.lists())

@@ -35,7 +35,7 @@ class Trace:
         self._tracer = make_tracer(self._targets, self._metas)
         self._tracer.begin_pass()
         _curious.install()
-        sources, tensors = self._tracer.pass_tensors()
+        sources, tensors = self._tracer.take_pass_tensors()
         self._tensors = {
             self._metas[source].name: tensor
             for source, tensor in zip(sources, tensors, strict=True)

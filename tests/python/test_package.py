@@ -543,15 +543,12 @@ def test_names_that_overlap_keep_their_order_of_arrival(order: str) -> None:
     assert [plan.entries[name].kind for name in "abc"] == ["fallback", "fallback", "direct"]
     [overlap] = plan.overlaps
     assert (overlap.first, overlap.second, overlap.target, overlap.nbytes) == ("a", "b", "w", 4)
-    assert "one eager load_weights call" in plan.report()
+    assert "one load_weights call with them" in plan.report()
     value = {"a": 1.0, "b": 2.0, "c": 3.0}
     loadplan.start_reload(targets)
-    for name in order[:2]:
-        loadplan.load_planned(targets, plan, [(name, torch.full((1,), value[name]))])
-        assert calls == [] and not live["w"].any()
-    last = torch.full((1,), value[order[2]])
-    loadplan.load_planned(targets, plan, iter([(order[2], last)]))
-    assert "".join(calls) == ("abc" if order.index("a") < order.index("b") else "bac")
+    for name in order:
+        loadplan.load_planned(targets, plan, iter([(name, torch.full((1,), value[name]))]))
+    assert "".join(calls) == ("ab" if order.index("a") < order.index("b") else "ba")
     assert live["w"].tolist() == [max(value[n] for n in "ab" if n == calls[1]), 3.0]
     assert set(loadplan.finish_reload(targets).names) == set("abc")
 
@@ -589,23 +586,142 @@ def test_a_loader_that_raises_in_the_update_fails_it() -> None:
     assert live["w"].tolist() == [1, 1]
 
 
-def test_the_eager_call_waits_for_finish_where_unneeded_names_stay_away() -> None:
-    live = {"w": torch.zeros(1)}
+def test_the_fallback_call_comes_when_its_last_name_is_there() -> None:
+    live = {"a": torch.zeros(1), "b": torch.zeros(1), "c": torch.zeros(2)}
+    calls: list[list[str]] = []
+
+    def load_weights(weights: Weights) -> None:
+        names = []
+        for name, weight in weights:
+            names.append(name)
+            if name == "c":
+                live[name].copy_(weight)
+            else:
+                live[name].fill_(weight.item())
+        calls.append(names)
+
+    targets = Targets(live, load_weights)
+    plan = loadplan.plan_loads(targets, metas_of(a=(1,), c=(2,), b=(1,)))
+    assert [plan.entries[name].kind for name in "abc"] == ["fallback", "fallback", "direct"]
+    calls.clear()
+    loadplan.start_reload(targets)
+    loadplan.load_planned(targets, plan, [("b", torch.full((1,), 5.0))])
+    assert calls == [] and live["b"].item() == 0
+    loadplan.load_planned(targets, plan, [("c", torch.ones(2)), ("a", torch.ones(1))])
+    assert calls == [["a", "b"]]
+    loadplan.finish_reload(targets)
+    assert [live[name].tolist() for name in "abc"] == [[1], [5], [1, 1]]
+
+    loadplan.start_reload(targets)
+    loadplan.load_planned(targets, plan, [("c", torch.zeros(2))])
+    loadplan.finish_reload(targets, partial=["c"])
+    loadplan.start_reload(targets)
+    loadplan.load_planned(targets, plan, [("a", torch.zeros(1))])
+    with pytest.raises(RuntimeError, match="all of them or none"):
+        loadplan.finish_reload(targets, partial=["a"])
+    loadplan.abort_reload(targets)
+
+
+def test_names_that_the_fallback_call_would_overwrite_join_it() -> None:
+    live = {"a": torch.zeros(1), "b": torch.zeros(2), "c": torch.zeros(2), "d": torch.zeros(2)}
+
+    def load_weights(weights: Weights) -> None:
+        live["b"].zero_()  # at entry, whatever is loaded
+        for name, weight in weights:
+            if name == "a":
+                live[name].fill_(weight.item())
+            else:
+                live[name].copy_(weight)
+        live["d"].copy_(live["c"])  # finishing code
+
+    targets = Targets(live, load_weights)
+    plan = loadplan.plan_loads(targets, metas_of(a=(1,), b=(2,), c=(2,)))
+    assert [plan.entries[name].kind for name in "abc"] == ["fallback"] * 3
+    update(targets, plan, {"c": torch.ones(2), "b": torch.ones(2), "a": torch.ones(1)}.items())
+    assert [live[name].tolist() for name in "abcd"] == [[1], [1, 1], [1, 1], [1, 1]]
+
+
+def test_a_fallback_call_that_touches_planned_bytes_is_an_error_before_it_does() -> None:
+    live = {"a": torch.zeros(2), "b": torch.zeros(2)}
 
     def load_weights(weights: Weights) -> None:
         for name, weight in weights:
-            if name == "w":
-                live["w"].fill_(weight.item())
+            if name == "b":
+                live["b"].copy_(weight)
+            elif weight.sum().item() > 3:
+                live["b"].add_(1)  # seen by no trace
+            else:
+                live["a"].fill_(1)
 
     targets = Targets(live, load_weights)
-    plan = loadplan.plan_loads(targets, metas_of(w=(1,), other=(4,)))
+    plan = loadplan.plan_loads(targets, metas_of(a=(2,), b=(2,)))
+    update(targets, plan, {"b": torch.ones(2), "a": torch.ones(2)}.items())
+    assert live["b"].tolist() == [1, 1]
     loadplan.start_reload(targets)
-    loadplan.load_planned(targets, plan, [("w", torch.full((1,), 5.0))])
-    assert live["w"].item() == 0
-    with pytest.raises(RuntimeError, match="without fallbacks"):
-        loadplan.finish_reload(targets, partial=["w"])
-    loadplan.finish_reload(targets)
-    assert live["w"].item() == 5
+    with pytest.raises(RuntimeError, match="touches bytes of `b`.*that the plan writes from `b`"):
+        loadplan.load_planned(targets, plan, [("b", torch.ones(2)), ("a", torch.full((2,), 9.0))])
+    assert loadplan.state(targets).state == "failed" and live["b"].tolist() == [1, 1]
+
+
+def test_a_name_held_for_a_fallback_goes_with_it() -> None:
+    live = {"pair": torch.zeros(4), "c": torch.zeros(2)}
+
+    def load_weights(weights: Weights) -> None:
+        held: dict[str, Tensor] = {}
+        for name, weight in weights:
+            if name == "c":
+                live["c"].copy_(weight)
+                continue
+            held[name] = weight
+            if len(held) == 2:
+                assert held["b"].max().item() < 100
+                live["pair"].copy_(torch.cat([held["a"], held["b"]]))
+
+    targets = Targets(live, load_weights)
+    plan = loadplan.plan_loads(targets, metas_of(a=(2,), b=(2,), c=(2,)))
+    assert [plan.entries[name].kind for name in "abc"] == ["fallback", "fallback", "direct"]
+    update(targets, plan, {"c": torch.ones(2), "b": torch.ones(2), "a": torch.zeros(2)}.items())
+    assert live["pair"].tolist() == [0, 0, 1, 1]
+
+
+def test_live_bytes_that_steered_the_trace_are_premises() -> None:
+    live = {"w": torch.zeros(2, 2), "emap": torch.tensor([1, 0])}
+    outside = torch.tensor([True, False])
+
+    def load_weights(weights: Weights) -> None:
+        for name, weight in weights:
+            live["w"][live["emap"][int(name)].item()].copy_(weight)
+            if outside.any().item():
+                continue
+
+    targets = Targets(live, load_weights)
+    plan = loadplan.plan_loads(
+        targets, [loadplan.ParamMeta(str(i), (2,), torch.float32) for i in (0, 1)]
+    )
+    weights = {"0": torch.zeros(2), "1": torch.ones(2)}
+    update(targets, plan, weights.items())
+    assert live["w"].tolist() == [[1, 1], [0, 0]]
+    for changed, words in ((live["emap"], "`emap`"), (outside, r"a tensor of shape \[2\]")):
+        kept = changed.clone()
+        changed.copy_(changed.flip(0))
+        loadplan.start_reload(targets)
+        with pytest.raises(RuntimeError, match=words + ".*has changed since; plan again"):
+            loadplan.load_planned(targets, plan, weights.items())
+        loadplan.abort_reload(targets)
+        changed.copy_(kept)
+    update(targets, plan, weights.items())
+
+
+def test_a_kept_trace_tensor_is_an_error_that_names_it() -> None:
+    live = {"w": torch.zeros(2)}
+    kept: list[Tensor] = []
+
+    def load_weights(weights: Weights) -> None:
+        for _, weight in weights:
+            kept.append(weight)
+
+    with pytest.raises(RuntimeError, match="the loader kept the tensor of `w`"):
+        loadplan.plan_loads(Targets(live, load_weights), metas_of(w=(2,)))
 
 
 # ------------------------------------------------------------------ trace, memory, import

@@ -1,0 +1,103 @@
+#include "backend/call_watch.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "backend/convert.h"
+#include "backend/mode.h"
+#include "geometry/overlap.h"
+
+namespace loadplan {
+namespace {
+
+thread_local std::shared_ptr<CallWatch> thread_watch;
+
+bool MayShareBytes(const StridedLayout& a, const StridedLayout& b) {
+  const ByteRange one = a.Span();
+  const ByteRange other = b.Span();
+  if (one.stop <= other.start || other.stop <= one.start) return false;
+  const absl::StatusOr<bool> overlaps = Overlaps(a, b);
+  return !overlaps.ok() || *overlaps;
+}
+
+}  // namespace
+
+CallWatch::CallWatch(const LoadPlan& plan, std::shared_ptr<const TargetSet> targets)
+    : plan_(plan), targets_(std::move(targets)), planned_(targets_->storages().size()) {
+  const auto add = [this](const WriteItem& write, std::int32_t name) {
+    planned_[static_cast<std::size_t>(write.target)].push_back({write.map.ToLayout(), name});
+  };
+  for (std::size_t n = 0; n < plan.entries().size(); ++n) {
+    const auto name = static_cast<std::int32_t>(n);
+    for (const WriteItem& write : plan.writes_of(name)) add(write, name);
+  }
+  for (const WriteItem& write : plan.constants()) add(write, -1);
+  for (const WriteItem& write : plan.live_copies()) add(write, -1);
+  for (const WriteItem& write : plan.value_writes()) add(write, -1);
+}
+
+CallWatch* CallWatch::Current() {
+  CallWatch* const watch = thread_watch.get();
+  if (watch != nullptr && !watch->active_.load(std::memory_order_acquire)) {
+    c10::impl::tls_set_dispatch_key_included(kModeKey, false);
+    thread_watch.reset();
+    return nullptr;
+  }
+  return watch;
+}
+
+void CallWatch::JoinThread() {
+  thread_watch = shared_from_this();
+  c10::impl::tls_set_dispatch_key_included(kModeKey, true);
+}
+
+absl::Status CallWatch::End() {
+  active_.store(false, std::memory_order_release);
+  static_cast<void>(Current());  // switches this thread off
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return violation_.empty() ? absl::OkStatus() : absl::FailedPreconditionError(violation_);
+}
+
+void CallWatch::Check(const at::Tensor& tensor, const std::string& op) {
+  if (!tensor.defined() || !tensor.has_storage() || tensor.layout() != at::kStrided) return;
+  const StorageId storage = targets_->Find(tensor.storage().unsafeGetStorageImpl());
+  if (storage < 0) return;
+  const StridedLayout layout = LayoutOf(tensor);
+  for (const Planned& planned : planned_[static_cast<std::size_t>(storage)]) {
+    if (!MayShareBytes(layout, planned.layout)) continue;
+    const std::string from =
+        planned.name < 0
+            ? ""
+            : absl::StrCat(" from `", plan_.sources()[static_cast<std::size_t>(planned.name)].name,
+                           "`");
+    const std::string message =
+        absl::StrCat("load_weights, called with the fallback names only, touches bytes of `",
+                     targets_->NameOf(storage), "` (`", op, "`) that the plan writes", from,
+                     "; plan again, or keep the two apart in the loader");
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (violation_.empty()) violation_ = message;
+    }
+    TORCH_CHECK(false, message);
+  }
+}
+
+void CallWatch::Check(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
+  const std::size_t count = op.schema().arguments().size();
+  for (const c10::IValue& value : c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - count)) {
+    if (value.isTensor()) {
+      Check(value.toTensor(), op.operator_name().name);
+    } else if (value.isTensorList()) {
+      for (const at::Tensor& tensor : value.toTensorVector())
+        Check(tensor, op.operator_name().name);
+    } else if (value.isOptionalTensorList()) {
+      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
+        if (tensor.has_value()) Check(*tensor, op.operator_name().name);
+      }
+    }
+  }
+}
+
+}  // namespace loadplan

@@ -1,0 +1,31 @@
+// Premises: digests of the live bytes whose value steered the trace, and that the
+// plan never writes (an expert map, a mask).
+#ifndef LOADPLAN_LIFECYCLE_PREMISES_H_
+#define LOADPLAN_LIFECYCLE_PREMISES_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "backend/target_set.h"
+#include "backend/traced_plan.h"
+
+namespace loadplan {
+
+class Premises {
+ public:
+  // Reads the bytes now.
+  Premises(const TracedPlan& traced, const TargetSet& targets);
+
+  // OK where they are what they were. Else FailedPrecondition, naming what changed: the
+  // loader would do something else today.
+  absl::Status Check(const TracedPlan& traced, const TargetSet& targets) const;
+
+ private:
+  std::vector<std::uint64_t> digests_;    // parallel to LoadPlan::premises()
+  std::vector<std::uint64_t> externals_;  // parallel to TracedPlan::externals
+};
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_LIFECYCLE_PREMISES_H_

@@ -1,0 +1,143 @@
+// The steps of BuildLoadPlan that keep plan and fallback call apart. See Note [Fallback
+// calls] in plan/fallback.h.
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "geometry/overlap.h"
+#include "plan/builder_steps.h"
+
+namespace loadplan {
+namespace {
+
+bool MayShareBytes(const StridedLayout& a, const StridedLayout& b) {
+  const ByteRange one = a.Span();
+  const ByteRange other = b.Span();
+  if (one.stop <= other.start || other.stop <= one.start) return false;
+  const absl::StatusOr<bool> overlaps = Overlaps(a, b);
+  return !overlaps.ok() || *overlaps;
+}
+
+// The bytes that the map copies; the range that holds them where it reads backwards.
+StridedLayout FromRegion(const StridedMap& map) {
+  const MapSide& from = map.from();
+  if (std::ranges::all_of(from.byte_strides, [](Index stride) { return stride >= 0; })) {
+    return StridedLayout::Unchecked(from.byte_offset, map.shape(), from.byte_strides,
+                                    from.itemsize);
+  }
+  const ByteRange span = map.FromSpan();
+  return StridedLayout::Unchecked(span.start, {span.nbytes()}, {1}, 1);
+}
+
+}  // namespace
+
+// Every name that writes into `region` of `target` falls back; `found` tells whether
+// anything is written there.
+absl::Status LoadPlanBuilder::LetWritersFallBack(StorageId target, const StridedLayout& region,
+                                                 const std::string& reason, bool* found) {
+  for (const auto& [id, state] : states_) {
+    if (id != target) continue;
+    for (const std::int32_t time : state.plain) {
+      const CopyRecord& copy = log_.copies[static_cast<size_t>(time)];
+      if (!MayShareBytes(copy.map.ToLayout(), region)) continue;
+      *found = true;
+      fallbacks_->Add(storage(copy.from).ref, reason);
+    }
+    for (const TargetWrite& write : state.writes) {
+      const bool meets = std::ranges::any_of(write.visible, [&](const Piece& piece) {
+        return (piece.storage < 0 || !IsNoWrite(target, piece)) &&
+               MayShareBytes(piece.map.ToLayout(), region);
+      });
+      if (!meets) continue;
+      *found = true;
+      // The call repeats a constant of its own; which of the two is last is not known here.
+      if (write.names.empty()) return LetEverythingFallBack(reason);
+      fallbacks_->AddAll(write.names, reason);
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Live regions, with nothing written over them, behind the reads that real bytes
+// answered.
+std::vector<ReadRecord> LoadPlanBuilder::SteeringReads() {
+  std::vector<AnsweredRead> pending(log_.answered);
+  std::vector<ReadRecord> live;
+  std::vector<bool> is_seen(log_.nodes.size());
+  while (!pending.empty()) {
+    const AnsweredRead next = std::move(pending.back());
+    pending.pop_back();
+    absl::StatusOr<std::vector<StridedMap>> maps = BufferMaps(next.read.layout);
+    if (!maps.ok()) continue;
+    for (const StridedMap& map : *maps) {
+      absl::StatusOr<std::vector<Piece>> pieces =
+          memory_->Resolve(next.read.storage, map, /*casts=*/{}, next.time);
+      if (!pieces.ok()) continue;
+      for (const Piece& piece : *pieces) {
+        const StorageRecord& origin = storage(piece.storage);
+        if (origin.kind == StorageKind::kTarget) {
+          live.push_back({piece.storage, FromRegion(piece.map), next.read.dtype});
+        }
+        if (origin.kind != StorageKind::kValue) continue;
+        if (is_seen[static_cast<size_t>(origin.ref)]) continue;
+        is_seen[static_cast<size_t>(origin.ref)] = true;
+        const NodeRecord& node = log_.nodes[static_cast<size_t>(origin.ref)];
+        for (const ReadRecord& input : node.inputs) pending.push_back({input, node.time});
+      }
+    }
+  }
+  return live;
+}
+
+// Live bytes that steered the trace: a premise where nothing writes them; else the names
+// that do go through the loader, which looks again.
+absl::Status LoadPlanBuilder::NoteAnsweredReads() {
+  for (ReadRecord& read : SteeringReads()) {
+    bool is_written = false;
+    absl::Status status = LetWritersFallBack(read.storage, read.layout,
+                                             SteersReason(target_name(read.storage)), &is_written);
+    if (!status.ok()) return status;
+    if (!is_written) plan_.premises_.push_back({read.storage, std::move(read.layout)});
+  }
+  return absl::OkStatus();
+}
+
+// Names of which nothing was written although the loader held them to the end.
+void LoadPlanBuilder::NoteHeld() {
+  if (fallbacks_->empty() || input_.held.empty()) return;
+  std::vector<bool> reaches(plan_.sources_.size());
+  for (const auto& [id, state] : states_) {
+    for (const std::int32_t time : state.plain) {
+      reaches[static_cast<size_t>(storage(log_.copies[static_cast<size_t>(time)].from).ref)] = true;
+    }
+    for (const TargetWrite& write : state.writes) {
+      for (const std::int32_t name : write.names) reaches[static_cast<size_t>(name)] = true;
+    }
+  }
+  for (const std::int32_t name : input_.held) {
+    if (!reaches[static_cast<size_t>(name)]) fallbacks_->Add(name, std::string(kHeldReason));
+  }
+}
+
+absl::Status LoadPlanBuilder::NoteFallbackCall() {
+  if (fallbacks_->empty() || everything_falls_back_ || !input_.fallback_call.has_value()) {
+    return absl::OkStatus();
+  }
+  const FallbackCall& call = *input_.fallback_call;
+  if (!call.error.empty()) {
+    return LetEverythingFallBack(
+        absl::StrCat("load_weights cannot be called with some names only: ", call.error));
+  }
+  for (const ReadRecord& touched : call.touched) {
+    bool found = false;
+    absl::Status status = LetWritersFallBack(
+        touched.storage, touched.layout, CalledOverReason(target_name(touched.storage)), &found);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace loadplan
