@@ -17,10 +17,12 @@ from .reload import (
 )
 from .targets import Targets
 from .trace import Trace, trace
+from .verify import Difference, verify
 
 __version__: str = _library.ops.version()
 
 __all__ = [
+    "Difference",
     "Entry",
     "LoadPlan",
     "Overlap",
@@ -40,4 +42,5 @@ __all__ = [
     "start_reload",
     "state",
     "trace",
+    "verify",
 ]
