@@ -25,9 +25,24 @@ from torch import Tensor, nn
 import loadplan
 from loadplan import LoadPlan, ParamMeta, Targets
 
-# Names whose value the loader reads, or that write the bytes of another one: the right reason for
-# each pattern (digits folded).
-MUST_FALL_BACK: dict[str, dict[str, str]] = {}
+# Names that need the loader (digits folded), and the reason: it asks for the value with `item`, or
+# branches on what the update before left in the bytes that the name writes.
+READS = "reads its value"
+STEERS = "the loader looks at the bytes of"
+_EXPERTS = "language_model.model.layers.#.feed_forward.experts."
+_PROJECTION = "model.layers.#.mlp.experts.#."
+MUST_FALL_BACK: dict[str, dict[str, str]] = {
+    "llama4_mm_modelopt": {
+        f"{_EXPERTS}{matrix}_{scale}_scale": READS
+        for matrix in ("gate_up_proj", "down_proj")
+        for scale in ("weight", "input")
+    },
+    "qwen3_moe_ct_fp8": {
+        _PROJECTION + "gate_proj.input_scale": READS,
+        _PROJECTION + "up_proj.input_scale": STEERS,
+        _PROJECTION + "down_proj.input_scale": STEERS,
+    },
+}
 
 Bytes = dict[str, Tensor]
 
@@ -88,13 +103,13 @@ def update(targets: Targets, plan: LoadPlan, case: str, metas: dict, seed: int) 
 
 def seconds_on_meta(case: str, rank: int, size: int, large: bool = False) -> float | None:
     """The same loader on meta tensors: what tracing costs at least.  None: it reads a value."""
-    model, metas = cases.build(case, rank, size, device="meta", large=large)
-    weights = [
-        (name, torch.empty(shape, dtype=dtype, device="meta"))
-        for name, (shape, dtype) in metas.items()
-    ]
     best = None
     try:
+        model, metas = cases.build(case, rank, size, device="meta", large=large)
+        weights = [
+            (name, torch.empty(shape, dtype=dtype, device="meta"))
+            for name, (shape, dtype) in metas.items()
+        ]
         for _ in range(3):
             start = time.perf_counter()
             cases.load(model, iter(weights))
