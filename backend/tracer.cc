@@ -52,6 +52,7 @@ struct Tracer::State {
   absl::flat_hash_map<std::int32_t, std::string> fallbacks;
   absl::flat_hash_map<std::string, int> failures;  // per pattern
   std::int32_t current = -1;
+  std::string where;  // of the exception that ended the pass
   int num_passes = 0;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;  // parallel to metas
   std::vector<std::int32_t> held;
@@ -92,9 +93,11 @@ bool Tracer::State::GiveUpRefused() {
       found |= GiveUp(name, reason);
   };
   for (const RefusalRecord& refusal : log.refusals) {
-    const std::string reason = refusal.where.empty()
-                                   ? refusal.reason
-                                   : absl::StrCat(refusal.reason, " at ", refusal.where);
+    // The exception that ended the pass came from the last refusal, unless the loader caught it.
+    const bool is_last = &refusal == &log.refusals.back();
+    const std::string& line = refusal.where.empty() && is_last ? where : refusal.where;
+    const std::string reason =
+        line.empty() ? refusal.reason : absl::StrCat(refusal.reason, " at ", line);
     for (const ReadRecord& read : refusal.inputs) give_up(read, refusal.time, reason);
   }
   for (const ReadRecord& mirror : last_session->LiveMirrors()) {
@@ -146,6 +149,7 @@ absl::Status Tracer::State::Begin(const std::function<bool(std::int32_t)>& takes
   session = next;
   ++num_passes;
   current = -1;
+  where.clear();
   held.clear();
   pass.clear();
   pass.reserve(metas.size());
@@ -202,6 +206,7 @@ bool Tracer::HasLiveTensors() const {
 std::vector<int32_t> Tracer::LiveNames() const { return state_->Live(); }
 
 const std::vector<PassTensor>& Tracer::pass() const { return state_->pass; }
+void Tracer::SetWhere(std::string where) { state_->where = std::move(where); }
 void Tracer::SetCurrent(int32_t source) { state_->current = source; }
 int Tracer::num_passes() const { return state_->num_passes; }
 const std::vector<SourceMeta>& Tracer::metas() const { return state_->metas; }

@@ -73,6 +73,8 @@ class Tracer {
   std::vector<int32_t> LiveNames() const;
   // Tells which name the loader was given last; for error messages only.
   void SetCurrent(int32_t source);
+  // The line of the loader at which the current pass raised: the last refusal is there.
+  void SetWhere(std::string where);
   // Records that `op` needed the value of a trace tensor (for reads that torch
   // refuses before any kernel of ours: `numpy()`, `param.data = w`).
   void Refuse(const at::Tensor& tensor, const std::string& op, const std::string& where);

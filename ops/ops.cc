@@ -180,6 +180,7 @@ class TracerClass : public torch::CustomClassHolder {
   }
   void end_fallback_pass(const std::string& error) { tracer_->EndFallbackPass(error); }
   void set_current(int64_t source) { tracer_->SetCurrent(static_cast<std::int32_t>(source)); }
+  void set_where(std::string where) { tracer_->SetWhere(std::move(where)); }
   void refuse(const at::Tensor& tensor, const std::string& op, const std::string& where) {
     tracer_->Refuse(tensor, op, where);
   }
@@ -292,6 +293,7 @@ void DefineClasses(torch::Library& library) {
       .def("begin_fallback_pass", &TracerClass::begin_fallback_pass)
       .def("end_fallback_pass", &TracerClass::end_fallback_pass)
       .def("set_current", &TracerClass::set_current)
+      .def("set_where", &TracerClass::set_where)
       .def("refuse", &TracerClass::refuse)
       .def("join_thread", &TracerClass::join_thread)
       .def("end_pass", &TracerClass::end_pass)

@@ -115,6 +115,7 @@ class _Pass:
         except Exception as error:
             self.cause = error
             self.error = describe(error)
+            self.tracer.set_where(where_of(error))
             if self.current >= 0:
                 self.tracer.set_current(self.current)
         except BaseException:
@@ -140,11 +141,17 @@ def describe(error: BaseException) -> str:
     """`KeyError: 'x' at model.py:12`, one line."""
     text = next(iter(str(error).splitlines()), "")
     words = f"{type(error).__name__}: {text}" if text else type(error).__name__
+    where = where_of(error)
+    return f"{words} at {where}" if where else words
+
+
+def where_of(error: BaseException) -> str:
+    """The innermost line of the loader's own code that the error passed."""
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         if not frame.f_code.co_filename.startswith((_TORCH, _OURS)):
-            where = f" at {os.path.basename(frame.f_code.co_filename)}:{line}"
-    return words + where
+            where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
+    return where
 
 
 def _loader_line() -> str:
