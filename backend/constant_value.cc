@@ -1,6 +1,7 @@
 #include "backend/constant_value.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 
 #include "backend/convert.h"
 #include "plan/resolve.h"

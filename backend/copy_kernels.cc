@@ -1,7 +1,12 @@
 #include "backend/copy_kernels.h"
 
-#include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/ops/_pin_memory_ops.h>
+#include <ATen/ops/_to_copy.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/clone.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 

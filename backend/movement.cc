@@ -1,6 +1,8 @@
 #include "backend/movement.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/full.h>
 
 #include <map>
 #include <utility>

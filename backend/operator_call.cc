@@ -1,8 +1,11 @@
 #include "backend/operator_call.h"
 
-#include <ATen/ATen.h>
-#include <ATen/autocast_mode.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/result_type.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -353,8 +356,9 @@ void OperatorCall::RecordNode() {
   }
   std::vector<at::Tensor> traced;
   if (!program->results.empty()) {
-    if (at::autocast::is_autocast_enabled(at::kCPU) ||
-        at::autocast::is_autocast_enabled(at::kCUDA)) {
+    // `at::autocast::is_autocast_enabled` without its header, which includes all of ATen.
+    if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU) ||
+        !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCUDA)) {
       record.not_replayable = absl::StrCat("`", record.op, "` runs under autocast");
     }
     const std::vector<StorageId> values = session_.RecordNode(std::move(record), program);

@@ -1,6 +1,6 @@
 #include "backend/target_set.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
 
 #include <utility>
 

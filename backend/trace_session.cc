@@ -1,6 +1,6 @@
 #include "backend/trace_session.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <cstring>

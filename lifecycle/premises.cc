@@ -1,6 +1,6 @@
 #include "lifecycle/premises.h"
 
-#include <ATen/ATen.h>
+#include <ATen/ops/empty.h>
 
 #include <cstring>
 #include <string_view>
