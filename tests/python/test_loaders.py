@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import loadplan
-from loadplan import Entry, LoadPlan, ParamMeta, Targets
+from loadplan import LoadPlan, ParamMeta, Targets
 
 F32, BF16 = torch.float32, torch.bfloat16
 Weights = Iterable[tuple[str, Tensor]]

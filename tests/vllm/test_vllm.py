@@ -16,13 +16,14 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import torch
 import vllm_loaders as cases
 from torch import Tensor, nn
 
-import loadplan
+import loadplan.vllm
 from loadplan import LoadPlan, ParamMeta, Targets
 
 # Names that need the loader (digits folded), and the reason: it asks for the value with `item`, or
@@ -45,6 +46,7 @@ MUST_FALL_BACK: dict[str, dict[str, str]] = {
 }
 
 Bytes = dict[str, Tensor]
+Weights = Iterable[tuple[str, Tensor]]
 
 
 @dataclass
@@ -92,12 +94,12 @@ def declare(metas: dict[str, cases.Meta]) -> list[ParamMeta]:
 
 
 def targets_of(model: nn.Module) -> Targets:
-    return Targets(model, load_weights=lambda weights: cases.load(model, weights))
+    return loadplan.vllm.targets(model, model.vllm_case[3])
 
 
-def update(targets: Targets, plan: LoadPlan, case: str, metas: dict, seed: int) -> None:
+def update(targets: Targets, plan: LoadPlan, weights: Weights) -> None:
     loadplan.start_reload(targets)
-    loadplan.load_planned(targets, plan, cases.weights(case, metas, seed))
+    loadplan.load_planned(targets, plan, weights)
     loadplan.finish_reload(targets)
 
 
@@ -124,6 +126,16 @@ def run(case: str, rank: int, size: int) -> Outcome:
     outcome = Outcome(case, f"{rank}/{size}")
     model, metas = cases.build(case, rank, size)
     eager, _ = cases.build(case, rank, size)
+    with cases.tensor_parallel(rank, size):
+        compare(outcome, model, eager, metas)
+    outcome.meta_seconds = seconds_on_meta(case, rank, size)
+    return outcome
+
+
+def compare(
+    outcome: Outcome, model: nn.Module, eager: nn.Module, metas: dict[str, cases.Meta]
+) -> None:
+    case = outcome.case
     cases.fill(model)
     # What a model is made with may be uninitialised: both start from the same bytes.
     of_eager = cases.tensors(eager)
@@ -148,12 +160,10 @@ def run(case: str, rank: int, size: int) -> Outcome:
                 outcome.faults.append(f"`{entry.name}` falls back: {entry.reason}")
 
     for seed in (1, 2):
-        update(targets, plan, case, metas, seed)
+        update(targets, plan, cases.weights(case, metas, seed))
         cases.load(eager, cases.weights(case, metas, seed))
         wrong = differences(live_bytes(eager), live_bytes(model))
         outcome.faults += [f"update {seed}: {text}" for text in wrong]
-    outcome.meta_seconds = seconds_on_meta(case, rank, size)
-    return outcome
 
 
 def run_guarded(case: str, rank: int, size: int, verbose: bool) -> Outcome:
@@ -171,8 +181,10 @@ def run_guarded(case: str, rank: int, size: int, verbose: bool) -> Outcome:
 def print_row(outcome: Outcome) -> None:
     counts = "".join(f"{outcome.kinds[kind]:>10}" for kind in KINDS)
     meta = outcome.meta_seconds
-    compared = "         -      -" if not meta else f"{meta * 1e3:10.1f}" + (
-        f"{outcome.trace_seconds / meta:7.2f}"
+    compared = (
+        "         -      -"
+        if not meta
+        else f"{meta * 1e3:10.1f}" + (f"{outcome.trace_seconds / meta:7.2f}")
     )
     verdict = f"{len(outcome.faults)} faults" if outcome.faults else "ok"
     print(
@@ -196,7 +208,8 @@ def print_large(case: str, rank: int, size: int) -> None:
     outcome = Outcome(case, f"{rank}/{size}", names=len(metas))
     targets, declared = targets_of(model), declare(metas)
     for _ in range(3):
-        plan = loadplan.plan_loads(targets, declared)
+        with cases.tensor_parallel(rank, size):
+            plan = loadplan.plan_loads(targets, declared)
         if not outcome.trace_seconds or plan.trace_seconds < outcome.trace_seconds:
             outcome.trace_seconds = plan.trace_seconds
     outcome.kinds = Counter(entry.kind for entry in plan.entries.values())
