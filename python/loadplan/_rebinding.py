@@ -56,9 +56,11 @@ class Bindings:
             for key in changed:
                 name = f"{where}.{key}" if where else str(key)
                 rebound.append(name)
-                if _is_trace(mapping.get(key)):
-                    tracer.refuse(mapping[key], f"{name} = ...", "")
-                elif is_target and key in held:
+                value = mapping.get(key)
+                # Also a real tensor that stands in a target's place, and was traced into.
+                if _is_trace(value) or (is_target and isinstance(value, Tensor)):
+                    tracer.refuse(value, f"{name} = ...", "")
+                if is_target and key in held and not _is_trace(value):
                     self._moved.append(name)
             for key in changed:
                 if key in held:

@@ -105,8 +105,7 @@ def _call_loader(session: Session) -> None:
     assert session.known is not None
     watch = classes.CallWatch(session.known._handle)
     names, tensors = session.handle.take_eager_call()
-    before = targets.named()
-    places = {name: _alias(tensor) for name, tensor in before.items()}
+    places = {name: _alias(tensor) for name, tensor in targets.named().items()}
     violation = ""
     try:
         watch.begin()
@@ -124,7 +123,7 @@ def _call_loader(session: Session) -> None:
             if isinstance(error, Exception):
                 raise failure from error
         raise
-    _keep_places(before, places)
+    _keep_places(targets.named(), places)
     session.handle.eager_done("", *targets.lists())
 
 
@@ -133,10 +132,15 @@ def _alias(tensor: Tensor) -> Tensor:
         return tensor.detach()
 
 
-def _keep_places(before: dict[str, Tensor], places: dict[str, Tensor]) -> None:
-    """Brings bytes that the loader left in new memory (`param.data = w`) back to the old place."""
-    for name, tensor in before.items():
-        old = places[name]
+def _keep_places(now: dict[str, Tensor], places: dict[str, Tensor]) -> None:
+    """Brings bytes that the loader left in new memory (`param.data = w`) back to the old place.
+
+    A parameter that replaced another one stays, over the old memory.
+    """
+    for name, old in places.items():
+        tensor = now.get(name)
+        if tensor is None:
+            continue
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             moved = tensor.untyped_storage()._cdata != old.untyped_storage()._cdata
             if not moved or tensor.shape != old.shape or tensor.dtype != old.dtype:

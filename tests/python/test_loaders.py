@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import loadplan
 from loadplan import LoadPlan, ParamMeta, Targets
@@ -69,3 +70,41 @@ def test_an_index_made_of_a_live_expert_map_is_moved_to_the_weight() -> None:
     plan = check(make_experts, load, [ParamMeta("w", (4, 5, 3), F32)])
     assert kinds(plan) == {"w": "direct"}
     assert plan.get_boxes("w") == (((2, 4), (0, 5), (0, 3)),)
+
+
+class LanguageHead(nn.Module):
+    """The bias exists only once a checkpoint has one; each load makes it anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(4, 3))
+        self.register_parameter("bias", None)
+
+    def load_weights(self, weights: Weights) -> None:
+        for name, w in weights:
+            if name == "bias":
+                self.bias = nn.Parameter(torch.empty(4), requires_grad=False)
+            getattr(self, name).data.copy_(w)
+
+
+@pytest.mark.parametrize("loaded_before", [True, False])
+def test_a_parameter_that_every_load_makes_anew_is_a_fallback(loaded_before: bool) -> None:
+    metas = [ParamMeta("weight", (4, 3), F32), ParamMeta("bias", (4,), F32)]
+    model, eager = LanguageHead(), LanguageHead()
+    if loaded_before:
+        model.load_weights(random_weights(metas, 0))
+    pointer = model.bias.data_ptr() if loaded_before else 0
+    bias = model.bias
+    loadplan.start_reload(model)
+    plan = loadplan.plan_loads(model, metas)
+    assert model.bias is bias
+    assert kinds(plan) == {"weight": "direct", "bias": "fallback"}
+    assert plan.entries["bias"].reason == "`bias = ...` reads its value"
+    loadplan.abort_reload(model)
+    for seed in (1, 2):
+        loadplan.start_reload(model)
+        loadplan.load_planned(model, plan, random_weights(metas, seed))
+        loadplan.finish_reload(model)
+        eager.load_weights(random_weights(metas, seed))
+        assert bytes_of(model.state_dict()) == bytes_of(eager.state_dict())
+        assert not loaded_before or model.bias.data_ptr() == pointer
