@@ -3,37 +3,44 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
+#include <cstring>
+
 #include "backend/convert.h"
 #include "plan/resolve.h"
 
 namespace loadplan {
 namespace {
 
-// A view of the bytes of `base` as one side of a map describes them.
-at::Tensor ViewOf(const at::Tensor& base, const DimVector& shape, const MapSide& side,
-                  at::ScalarType dtype) {
-  DimVector strides = side.byte_strides;
-  for (Index& stride : strides) stride /= side.itemsize;
-  return at::empty({0}, at::TensorOptions().dtype(dtype))
-      .set_(base.storage(), side.byte_offset / side.itemsize,
-            at::IntArrayRef(shape.data(), shape.size()),
-            at::IntArrayRef(strides.data(), strides.size()));
+MapSide PackedSide(const DimVector& shape, Index itemsize) {
+  MapSide side{0, DimVector(shape.size()), itemsize};
+  Index stride = itemsize;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    side.byte_strides[d] = stride;
+    stride *= shape[d];
+  }
+  return side;
 }
 
+void CopyBytes(const StridedMap& map, const at::Tensor& to_tensor, const at::Tensor& from_tensor) {
+  auto* const to = static_cast<char*>(to_tensor.mutable_data_ptr());
+  const auto* const from = static_cast<const char*>(from_tensor.const_data_ptr());
+  ForEachRun(map, [&](Index to_offset, Index from_offset, Index nbytes) {
+    std::memcpy(to + to_offset, from + from_offset, static_cast<std::size_t>(nbytes));
+  });
+}
+
+// Items of a cast may lie anywhere, backwards too: they are converted in a row.
 void CopyPiece(const Piece& piece, const at::Tensor& buffer, const at::Tensor& value) {
-  if (piece.casts.empty()) {
-    auto* const to = static_cast<char*>(buffer.mutable_data_ptr());
-    const auto* const from = static_cast<const char*>(value.const_data_ptr());
-    ForEachRun(piece.map, [&](Index to_offset, Index from_offset, Index nbytes) {
-      std::memcpy(to + to_offset, from + from_offset, static_cast<std::size_t>(nbytes));
-    });
-    return;
-  }
-  at::Tensor step =
-      ViewOf(value, piece.map.shape(), piece.map.from(), ToScalarType(piece.casts.front()));
-  for (std::size_t i = 1; i + 1 < piece.casts.size(); ++i)
-    step = step.to(ToScalarType(piece.casts[i]));
-  ViewOf(buffer, piece.map.shape(), piece.map.to(), ToScalarType(piece.casts.back())).copy_(step);
+  const StridedMap& map = piece.map;
+  if (piece.casts.empty()) return CopyBytes(map, buffer, value);
+  at::Tensor items = at::empty({map.num_elements()}, ToScalarType(piece.casts.front()));
+  CopyBytes(StridedMap::Unchecked(map.shape(), PackedSide(map.shape(), map.from().itemsize),
+                                  map.from(), /*is_cast=*/false),
+            items, value);
+  for (const DType& dtype : piece.casts) items = items.to(ToScalarType(dtype));
+  CopyBytes(StridedMap::Unchecked(map.shape(), map.to(), PackedSide(map.shape(), map.to().itemsize),
+                                  /*is_cast=*/false),
+            buffer, items);
 }
 
 }  // namespace

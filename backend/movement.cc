@@ -113,19 +113,16 @@ const MovementRule* FindMovementRule(const c10::OperatorName& name) {
   return found == by_name->end() ? nullptr : found->second;
 }
 
+// The strides of an operator's result depend on those of its arguments, so labels have them
+// too. Where elements share memory they share their label.
 at::Tensor LabelsOf(const at::Tensor& tensor, int64_t argument) {
   const auto itemsize = static_cast<int64_t>(tensor.element_size());
-  at::Tensor labels = at::full(
-      tensor.sizes(), (argument << kArgumentShift) + tensor.storage_offset() * itemsize, at::kLong);
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    std::vector<int64_t> shape(static_cast<std::size_t>(tensor.dim()), 1);
-    shape[static_cast<std::size_t>(d)] = tensor.size(d);
-    labels += (at::arange(tensor.size(d)) * (tensor.stride(d) * itemsize)).view(shape);
-  }
-  // The result of an operator depends on the strides of its arguments only in its own strides.
-  const bool dense = tensor.is_non_overlapping_and_dense();
-  return dense ? at::empty_strided(tensor.sizes(), tensor.strides(), labels.options()).copy_(labels)
-               : labels;
+  const int64_t first = (argument << kArgumentShift) + tensor.storage_offset() * itemsize;
+  int64_t span = tensor.numel() == 0 ? 0 : 1;
+  for (int64_t d = 0; d < tensor.dim() && span > 0; ++d)
+    span += (tensor.size(d) - 1) * tensor.stride(d);
+  if (span > kMaxLabels) return {};
+  return at::arange(span).mul_(itemsize).add_(first).as_strided(tensor.sizes(), tensor.strides());
 }
 
 namespace {

@@ -36,6 +36,7 @@ const MovementRule* FindMovementRule(const c10::OperatorName& name);
 inline constexpr int64_t kMaxLabels = int64_t{1} << 25;
 
 // Labels of the elements of `tensor`, laid out as it is; `argument` tells tensors apart.
+// Undefined where the elements lie too far apart.
 at::Tensor LabelsOf(const at::Tensor& tensor, int64_t argument);
 
 // A part of a result: a map from bytes of data argument `argument` to bytes of `to`.

@@ -209,8 +209,9 @@ bool OperatorCall::RecordMovement() {
                        : arg.tensor);
     labelled[arg.position] = true;
     if (num_labels > kMaxLabels) return false;
-    SetArgument(call[arg.position], -1,
-                LabelsOf(data.back(), static_cast<int64_t>(data.size()) - 1));
+    const at::Tensor labels = LabelsOf(data.back(), static_cast<int64_t>(data.size()) - 1);
+    if (!labels.defined()) return false;
+    SetArgument(call[arg.position], -1, labels);
   }
   const at::ScalarType dtype = data.front().scalar_type();
   for (std::size_t i = 0; i < call.size(); ++i) {

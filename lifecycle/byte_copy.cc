@@ -144,6 +144,16 @@ void CopyBytes(const StridedMap& map, const ByteSide& to, const ByteSide& from) 
            Address(from) + loops.from().byte_offset);
 }
 
+DimVector PackedStrides(const DimVector& shape, Index itemsize) {
+  DimVector strides(shape.size());
+  Index stride = itemsize;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    stride *= shape[d];
+  }
+  return strides;
+}
+
 // Whether a view with elements of the item's size can show `side`.
 bool IsAligned(const MapSide& side, const ByteSide& bytes) {
   if ((bytes.byte_offset + side.byte_offset) % side.itemsize != 0) return false;
@@ -166,7 +176,15 @@ void CopyCasting(const StridedMap& map, std::span<const DType> casts, const Byte
     at::Tensor next = at::empty(value.sizes(), value.options().dtype(ToScalarType(step)));
     value = next.copy_(value);
   }
-  ViewOfSide(to, pairs.shape(), pairs.to(), ToScalarType(casts.back())).copy_(value);
+  const at::ScalarType last = ToScalarType(casts.back());
+  if (IsAligned(map.to(), to)) {
+    ViewOfSide(to, pairs.shape(), pairs.to(), last).copy_(value);
+    return;
+  }
+  const at::Tensor items = at::empty(value.sizes(), value.options().dtype(last)).copy_(value);
+  MapSide packed{0, PackedStrides(map.shape(), map.to().itemsize), map.to().itemsize};
+  CopyBytes(StridedMap::Unchecked(map.shape(), map.to(), std::move(packed), /*is_cast=*/false), to,
+            ByteSide::OfStorage(items));
 }
 
 absl::Status CheckReach(const char* side, const ByteRange& span, const ByteSide& bytes) {
@@ -174,16 +192,6 @@ absl::Status CheckReach(const char* side, const ByteRange& span, const ByteSide&
   return absl::InternalError(
       absl::StrFormat("a planned copy %s bytes [%d, %d) of a storage of %d bytes; plan again", side,
                       span.start, span.stop, bytes.nbytes()));
-}
-
-DimVector PackedStrides(const DimVector& shape, Index itemsize) {
-  DimVector strides(shape.size());
-  Index stride = itemsize;
-  for (std::size_t d = shape.size(); d-- > 0;) {
-    strides[d] = stride;
-    stride *= shape[d];
-  }
-  return strides;
 }
 
 }  // namespace

@@ -209,23 +209,22 @@ class BothWays {
   std::shared_ptr<const TracedPlan> plan_;
 };
 
-// The statement that made the memory which `statement` writes was `empty_like`: without the
-// write its bytes would be anybody's.
-bool FillsEmpty(const Program& program, const Statement& statement) {
-  if (!WritesFirstArgument(statement.op)) return false;
+// The `empty_like` whose memory `statement` fills; -1 where it fills none.
+int EmptyFilledBy(const Program& program, const Statement& statement) {
+  if (!WritesFirstArgument(statement.op)) return -1;
   int reg = statement.args[0];
   while (reg >= program.first_statement_register()) {
     const Statement& made =
         program.statements[static_cast<std::size_t>(reg - program.first_statement_register())];
-    if (made.op == Op::kEmptyLike) return true;
+    if (made.op == Op::kEmptyLike) return reg;
     reg = made.args[0];
   }
-  return false;
+  return -1;
 }
 
-// `program` without statement `index` and those that need its result.
+// `program` without statement `index` and those that need its result; nullopt where memory
+// would be read that nothing filled.
 std::optional<Program> Without(const Program& program, std::size_t index) {
-  if (FillsEmpty(program, program.statements[index])) return std::nullopt;
   Program smaller = program;
   smaller.statements.clear();
   std::vector<int> renamed(static_cast<std::size_t>(program.first_statement_register()));
@@ -233,10 +232,12 @@ std::optional<Program> Without(const Program& program, std::size_t index) {
   for (std::size_t i = 0; i < program.statements.size(); ++i) {
     Statement statement = program.statements[i];
     bool drop = i == index;
+    const int filled = EmptyFilledBy(program, statement);
     for (int& arg : statement.args) {
       arg = renamed[static_cast<std::size_t>(arg)];
       drop |= arg < 0;
     }
+    if (drop && filled >= 0 && renamed[static_cast<std::size_t>(filled)] >= 0) return std::nullopt;
     renamed.push_back(drop ? -1
                            : smaller.first_statement_register() +
                                  static_cast<int>(smaller.statements.size()));
