@@ -7,6 +7,7 @@ A pass runs the loader on tensors that hold nothing; an attribute that it sets o
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import is_
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ class Bindings:
         for slot in _SLOTS:
             held = module.__dict__[slot]
             self._mappings.append((name, held, dict(held), slot != "_modules"))
-        own = {key: value for key, value in module.__dict__.items() if key not in _SLOTS}
-        self._mappings.append((name, module.__dict__, own, False))
+        self._mappings.append((name, module.__dict__, dict(module.__dict__), False))
 
     def put_back(self, tracer: Any) -> None:
         """Undoes what the pass rebound, and notes it in `rebound`.
@@ -67,11 +67,11 @@ class Bindings:
                     mapping[key] = held[key]
                 else:
                     del mapping[key]
-        for name, tensor in self._named.items():
-            if _same_place(tensor, self._aliases[name]):
-                continue
-            rebound.append(f"{name}.data")
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for name, tensor in self._named.items():
+                if _same_place(tensor, self._aliases[name]):
+                    continue
+                rebound.append(f"{name}.data")
                 # Torch lets a live tensor become a trace tensor without asking any kernel.
                 if _is_trace(tensor):
                     tracer.refuse(tensor, f"{name}.data = ...", "")
@@ -89,6 +89,9 @@ class Bindings:
 
 
 def _changed_keys(mapping: Mapping[Any, Any], held: Mapping[Any, Any]) -> list[Any]:
+    # A model has some thousand of these, nearly all as they were.
+    if mapping.keys() == held.keys() and all(map(is_, mapping.values(), held.values())):
+        return []
     changed = [
         key
         for key, value in mapping.items()
@@ -102,13 +105,10 @@ def _is_trace(value: object) -> bool:
 
 
 def _same_place(tensor: Tensor, alias: Tensor) -> bool:
-    if tensor.layout is not torch.strided:
-        return True
-    with torch._C.DisableTorchFunctionSubclass():
-        return bool(
-            tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata
-            and tensor.storage_offset() == alias.storage_offset()
-            and tensor.shape == alias.shape
-            and tensor.stride() == alias.stride()
-            and tensor.dtype == alias.dtype
-        )
+    return tensor.layout is not torch.strided or bool(
+        tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata
+        and tensor.storage_offset() == alias.storage_offset()
+        and tensor.shape == alias.shape
+        and tensor.stride() == alias.stride()
+        and tensor.dtype == alias.dtype
+    )

@@ -1,6 +1,6 @@
 """Plans the loaders of vLLM 0.33 and compares every live byte with the eager load.
 
-    ./dev test-vllm [--only CASE ...] [--tp 1 4] [--large CASE ...] [-v]
+    ./dev test-vllm [--only CASE ...] [--tp 1 4] [--large CASE ...] [--update CASE ...] [-v]
 
 Each case is planned as one tensor-parallel rank; two updates with new random weights go through
 the one plan.  A second model of the same first bytes loads the same weights eagerly.  Exit code 1:
@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import measure
 import torch
 import vllm_loaders as cases
 from torch import Tensor, nn
@@ -222,9 +223,13 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", default=cases.cases(), metavar="CASE")
     parser.add_argument("--tp", type=int, nargs="*", default=[1, 4])
     parser.add_argument("--large", nargs="*", metavar="CASE", help="time real sizes on meta, TP 8")
+    parser.add_argument("--update", nargs="*", metavar="CASE", help="time one update, real sizes")
     parser.add_argument("-v", "--verbose", action="store_true", help="print tracebacks")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.update is not None:
+        print(measure.HEADER)
+        return 0 if all([measure.measure(case, 1, 8) for case in arguments.update]) else 1
     print(HEADER)
     if arguments.large is not None:
         for case in arguments.large:
