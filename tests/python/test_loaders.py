@@ -6,6 +6,8 @@ equal those of the eager load.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
 
 import pytest
@@ -108,3 +110,8 @@ def test_a_parameter_that_every_load_makes_anew_is_a_fallback(loaded_before: boo
         eager.load_weights(random_weights(metas, seed))
         assert bytes_of(model.state_dict()) == bytes_of(eager.state_dict())
         assert not loaded_before or model.bias.data_ptr() == pointer
+
+
+def test_vllm_is_not_imported_with_the_package() -> None:
+    program = "import sys, loadplan.vllm; sys.exit('vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0

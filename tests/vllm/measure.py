@@ -38,42 +38,44 @@ def digest(model: nn.Module) -> int:
     return crc
 
 
-def best_of(repetitions: int, update: Callable[[], Any]) -> float:
-    """Seconds of the fastest one; the first one touches the memory and does not count."""
-    seconds = []
-    for _ in range(repetitions + 1):
-        start = time.perf_counter()
-        update()
-        seconds.append(time.perf_counter() - start)
-    return min(seconds[1:])
+def seconds(update: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    update()
+    return time.perf_counter() - start
 
 
-def measure(case: str, rank: int, size: int, repetitions: int = 3) -> bool:
+def measure(case: str, rank: int, size: int, repetitions: int = 5) -> bool:
     """Prints one row; whether both ways left the same bytes."""
     model, metas = cases.build(case, rank, size, large=True)
-    cases.fill(model)
     ring = torch.randint(0, 256, (RING_NBYTES,), dtype=torch.uint8)
     with cases.tensor_parallel(rank, size):
         targets = loadplan.vllm.targets(model, model.vllm_case[3])
-        eager = best_of(repetitions, lambda: targets.load_weights(arrivals(metas, ring)))
-        wanted = digest(model)
-        cases.fill(model)
-
         plan = loadplan.plan_loads(
             targets, [loadplan.ParamMeta(n, s, d) for n, (s, d) in metas.items()]
         )
 
-        def update() -> None:
+        def load() -> None:
+            targets.load_weights(arrivals(metas, ring))
+
+        def load_by_plan() -> None:
             loadplan.start_reload(targets)
             loadplan.load_planned(targets, plan, arrivals(metas, ring))
             loadplan.finish_reload(targets)
 
-        planned = best_of(repetitions, update)
+        # The first round touches the memory and compares; it does not count.
+        cases.fill(model)
+        load()
+        wanted = digest(model)
+        cases.fill(model)
+        load_by_plan()
+        equal = digest(model) == wanted
+        # In turn, so that a slow spell of the machine hits both.
+        rounds = [(seconds(load), seconds(load_by_plan)) for _ in range(repetitions)]
+    loader, planned = (min(column) for column in zip(*rounds, strict=True))
     needed = sum(entry.nbytes for entry in plan.entries.values())
-    equal = digest(model) == wanted
     print(
         f"{case:12}{f'{rank}/{size}':>5}{len(metas):>8}{needed / 1e9:9.2f}{plan.trace_seconds:9.3f}"
-        f"{eager:12.3f}{planned:9.3f}{eager / planned:7.2f}"
+        f"{loader:12.3f}{planned:9.3f}{loader / planned:7.2f}"
         f"  {'same bytes' if equal else 'BYTES DIFFER'}",
         flush=True,
     )
