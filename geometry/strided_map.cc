@@ -93,9 +93,13 @@ StridedMap StridedMap::Identity(const StridedLayout& layout) {
   return Unchecked(layout.shape(), side, side, /*is_cast=*/false);
 }
 
+bool StridedMap::empty() const {
+  return std::find(shape_.begin(), shape_.end(), 0) != shape_.end();
+}
+
 Index StridedMap::num_elements() const {
   // Zero first: the product of the others may not fit.
-  if (std::find(shape_.begin(), shape_.end(), 0) != shape_.end()) return 0;
+  if (empty()) return 0;
   Index count = 1;
   for (const Index extent : shape_) count *= extent;
   return count;

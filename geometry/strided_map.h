@@ -57,7 +57,7 @@ class LOADPLAN_API StridedMap {
   bool is_cast() const { return is_cast_; }
 
   Index num_elements() const;
-  bool empty() const { return num_elements() == 0; }
+  bool empty() const;
   // Bytes written (num_elements() * to().itemsize).
   Index nbytes() const { return num_elements() * to_.itemsize; }
 

@@ -92,10 +92,7 @@ void LoadPlanBuilder::CheckCoverage() {
 // Bytes that the writes of `state` leave, where they are disjoint; else -1.
 Index LoadPlanBuilder::WrittenNbytes(StorageId target, const TargetState& state) const {
   if (!state.status.ok()) return -1;
-  Index nbytes = 0;
-  for (const std::int32_t time : state.plain) {
-    nbytes += log_.copies[static_cast<size_t>(time)].map.nbytes();
-  }
+  Index nbytes = state.plain_nbytes;
   for (const TargetWrite& write : state.writes) {
     if (!write.status.ok()) return -1;
     for (const Piece& piece : write.visible) {
@@ -108,8 +105,8 @@ Index LoadPlanBuilder::WrittenNbytes(StorageId target, const TargetState& state)
 std::vector<StridedLayout> LoadPlanBuilder::WrittenRegions(StorageId target,
                                                            const TargetState& state) const {
   std::vector<StridedLayout> regions;
-  for (const std::int32_t time : state.plain) {
-    regions.push_back(log_.copies[static_cast<size_t>(time)].map.ToLayout());
+  for (const PlainWrite& write : state.plain) {
+    regions.push_back(log_.copies[static_cast<size_t>(write.time)].map.ToLayout());
   }
   for (const TargetWrite& write : state.writes) {
     for (const Piece& piece : write.visible) {
@@ -208,9 +205,8 @@ void LoadPlanBuilder::EmitWrites() {
   refs.reserve(log_.copies.size());
   plan_.entries_.resize(plan_.sources_.size());
   for (auto& [target, state] : states_) {
-    for (const std::int32_t time : state.plain) {
-      const std::int32_t entry = storage(log_.copies[static_cast<size_t>(time)].from).ref;
-      if (!fallbacks_->Contains(entry)) refs.push_back({entry, time, 0, target, nullptr});
+    for (const auto& [time, name] : state.plain) {
+      if (!fallbacks_->Contains(name)) refs.push_back({name, time, 0, target, nullptr});
     }
     for (TargetWrite& write : state.writes) {
       if (!IsKept(write)) continue;
@@ -258,9 +254,16 @@ void LoadPlanBuilder::EmitOfEntries(const std::vector<PieceRef>& refs) {
       item.map = Coalesce(copy.map);
       if (copy.map.is_cast()) item.casts = {copy.from_dtype, copy.to_dtype};
     }
+    if (entry.kind == EntryKind::kUnneeded) entry.kind = EntryKind::kDirect;
+    if (entry.kind == EntryKind::kDirect && !item.casts.empty()) {
+      entry.kind = EntryKind::kDerived;
+      entry.reason = CastText(item.casts);
+    }
   }
 }
 
+// What the writes of an entry have not said: it falls back, a program reads it, or there
+// are none.
 void LoadPlanBuilder::Classify() {
   std::vector<std::int32_t> program_of_name(plan_.sources_.size(), -1);
   for (size_t p = plan_.programs_.size(); p-- > 0;) {
@@ -282,20 +285,10 @@ void LoadPlanBuilder::Classify() {
       entry.reason = absl::StrCat("`", program.op, "` reads it");
       continue;
     }
-    if (entry.num_writes == 0) {
-      entry.kind = EntryKind::kUnneeded;
-      const auto found = overwritten_.find(name);
-      if (found != overwritten_.end()) {
-        entry.reason = absl::StrCat("every byte that it writes is overwritten by ", found->second);
-      }
-      continue;
-    }
-    entry.kind = EntryKind::kDirect;
-    for (const WriteItem& item : plan_.writes_of(name)) {
-      if (item.casts.empty()) continue;
-      entry.kind = EntryKind::kDerived;
-      entry.reason = CastText(item.casts);
-      break;
+    if (entry.num_writes > 0) continue;
+    const auto found = overwritten_.find(name);
+    if (found != overwritten_.end()) {
+      entry.reason = absl::StrCat("every byte that it writes is overwritten by ", found->second);
     }
   }
 }

@@ -40,11 +40,11 @@ absl::Status LoadPlanBuilder::LetWritersFallBack(StorageId target, const Strided
                                                  const std::string& reason, bool* found) {
   for (const auto& [id, state] : states_) {
     if (id != target) continue;
-    for (const std::int32_t time : state.plain) {
-      const CopyRecord& copy = log_.copies[static_cast<size_t>(time)];
+    for (const PlainWrite& write : state.plain) {
+      const CopyRecord& copy = log_.copies[static_cast<size_t>(write.time)];
       if (!MayShareBytes(copy.map.ToLayout(), region)) continue;
       *found = true;
-      fallbacks_->Add(storage(copy.from).ref, reason);
+      fallbacks_->Add(write.name, reason);
     }
     for (const TargetWrite& write : state.writes) {
       const bool meets = std::ranges::any_of(write.visible, [&](const Piece& piece) {
@@ -110,9 +110,7 @@ void LoadPlanBuilder::NoteHeld() {
   if (fallbacks_->empty() || input_.held.empty()) return;
   std::vector<bool> reaches(plan_.sources_.size());
   for (const auto& [id, state] : states_) {
-    for (const std::int32_t time : state.plain) {
-      reaches[static_cast<size_t>(storage(log_.copies[static_cast<size_t>(time)].from).ref)] = true;
-    }
+    for (const PlainWrite& write : state.plain) reaches[static_cast<size_t>(write.name)] = true;
     for (const TargetWrite& write : state.writes) {
       for (const std::int32_t name : write.names) reaches[static_cast<size_t>(name)] = true;
     }

@@ -42,7 +42,7 @@ class LoadPlanBuilder {
 
   absl::Status CheckNames();
   absl::Status CheckTargets();
-  void ResolveTargets();
+  absl::Status ResolveTargets();
   absl::Status NoteRefusals();
   absl::Status NoteStates();
   absl::Status NoteWrite(const TargetWrite& write, const std::string& target);

@@ -39,10 +39,10 @@ absl::StatusOr<LoadPlan> LoadPlanBuilder::Build() {
   nodes_.emplace(log_, *memory_);
   fallbacks_.emplace(plan_.sources_);
   for (auto& [name, reason] : input_.fallbacks) fallbacks_->Add(name, std::move(reason));
-  ResolveTargets();
-  for (const auto& step : {&LoadPlanBuilder::NoteRefusals, &LoadPlanBuilder::NoteStates,
-                           &LoadPlanBuilder::NoteOverlaps, &LoadPlanBuilder::NoteAnsweredReads,
-                           &LoadPlanBuilder::SettleFallbacks}) {
+  for (const auto& step :
+       {&LoadPlanBuilder::ResolveTargets, &LoadPlanBuilder::NoteRefusals,
+        &LoadPlanBuilder::NoteStates, &LoadPlanBuilder::NoteOverlaps,
+        &LoadPlanBuilder::NoteAnsweredReads, &LoadPlanBuilder::SettleFallbacks}) {
     if (absl::Status status = (this->*step)(); !status.ok()) return status;
   }
   CheckCoverage();
@@ -98,22 +98,20 @@ absl::Status LoadPlanBuilder::CheckTargets() {
     }
     target_of_storage_[static_cast<size_t>(target.storage)] = static_cast<std::int32_t>(t);
   }
-  for (const CopyRecord& copy : log_.copies) {
-    if (storage(copy.to).kind == StorageKind::kTarget &&
-        target_of_storage_[static_cast<size_t>(copy.to)] < 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("storage ", copy.to, " is written and shown by no target"));
-    }
-  }
   return absl::OkStatus();
 }
 
-void LoadPlanBuilder::ResolveTargets() {
+absl::Status LoadPlanBuilder::ResolveTargets() {
   for (size_t s = 0; s < log_.storages.size(); ++s) {
     const auto id = static_cast<StorageId>(s);
     if (log_.storages[s].kind != StorageKind::kTarget || memory_->WritesInto(id).empty()) continue;
+    if (target_of_storage_[s] < 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("storage ", id, " is written and shown by no target"));
+    }
     states_.push_back({id, ResolveTarget(log_, *memory_, *nodes_, id)});
   }
+  return absl::OkStatus();
 }
 
 // Reads that only real bytes could have answered: the names behind them go back to

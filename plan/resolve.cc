@@ -85,15 +85,20 @@ SymbolicMemory::SymbolicMemory(const RecordLog& log)
       indices_(log.storages.size()),
       writes_once_(log.copies.size(), -1),
       work_left_(kMaxPieces) {
-  for (const CopyRecord& copy : log.copies) {
-    if (!copy.map.empty()) ++first_write_[static_cast<size_t>(copy.to) + 1];
+  // Of copies that write something, by time: records are large and read once here.
+  std::vector<StorageId> written(log.copies.size(), -1);
+  for (size_t time = 0; time < log.copies.size(); ++time) {
+    const CopyRecord& copy = log.copies[time];
+    if (copy.map.empty()) continue;
+    written[time] = copy.to;
+    ++first_write_[static_cast<size_t>(copy.to) + 1];
   }
   for (size_t s = 1; s < first_write_.size(); ++s) first_write_[s] += first_write_[s - 1];
   writes_.resize(static_cast<size_t>(first_write_.back()));
   std::vector<std::int32_t> next(first_write_.begin(), first_write_.end() - 1);
   for (size_t time = 0; time < log.copies.size(); ++time) {
-    if (log.copies[time].map.empty()) continue;
-    std::int32_t& slot = next[static_cast<size_t>(log.copies[time].to)];
+    if (written[time] < 0) continue;
+    std::int32_t& slot = next[static_cast<size_t>(written[time])];
     writes_[static_cast<size_t>(slot++)] = static_cast<std::int32_t>(time);
   }
 }

@@ -106,10 +106,12 @@ TargetState Resolver::Run() {
     while (begin < pairs_.size() && pairs_[begin].first == earlier) ++begin;
   }
   for (size_t p = 0; p < times_.size(); ++p) {
-    if (writes_[p])
+    if (writes_[p]) {
       state.writes.push_back(*std::move(writes_[p]));
-    else
-      state.plain.push_back(times_[p]);
+      continue;
+    }
+    state.plain.push_back({times_[p], log_.storages[static_cast<size_t>(copy(p).from)].ref});
+    state.plain_nbytes += copy(p).map.nbytes();
   }
   std::sort(neighbours_.begin(), neighbours_.end());
   neighbours_.erase(std::unique(neighbours_.begin(), neighbours_.end()), neighbours_.end());

@@ -14,9 +14,14 @@
 
 namespace loadplan {
 
-// A copy record into the storage. *Plain* ones, a whole checkpoint view that nothing
-// else touches (nearly all of a large model), are not listed: their only piece is
-// the record itself.
+// A copy of a checkpoint view, cast or not, that no other copy meets: nearly all of a
+// large model. Its only piece is the record itself.
+struct PlainWrite {
+  std::int32_t time = -1;
+  std::int32_t name = -1;  // into sources
+};
+
+// Any other copy record into the storage.
 struct TargetWrite {
   std::int32_t time = -1;
   std::vector<Piece> visible;       // what is left of it after later copies
@@ -37,8 +42,9 @@ struct NameMeeting {
 };
 
 struct TargetState {
-  std::vector<TargetWrite> writes;    // by time; plain ones left out
-  std::vector<std::int32_t> plain;    // times of the plain ones
+  std::vector<TargetWrite> writes;    // by time
+  std::vector<PlainWrite> plain;      // by time
+  Index plain_nbytes = 0;             // that they write
   std::vector<NameMeeting> meetings;  // each pair of names once
   // One name of each of two writes that share bytes, whoever counts as behind them: a
   // call of the loader with one of them would write bytes that the plan writes for the

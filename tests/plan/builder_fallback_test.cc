@@ -341,6 +341,12 @@ INSTANTIATE_TEST_SUITE_P(
            log.input().log.copies[0].from = 17;
          },
          absl::StatusCode::kInvalidArgument, "copy record 0 names a storage"},
+        {"WriteIntoNoStorage",
+         [](LogBuilder& log) {
+           log.Copy(log.Target("p", {2}), log.Source("w", {2}));
+           log.input().log.copies[0].to = 1 << 30;
+         },
+         absl::StatusCode::kInvalidArgument, "copy record 0 names a storage"},
         {"RandomInitialisation",
          [](LogBuilder& log) {
            log.Copy(log.Target("p", {2}), log.Node("aten::normal_", {}, {2}, "random numbers"));
