@@ -62,8 +62,8 @@ absl::Status LoadPlanBuilder::LetWritersFallBack(StorageId target, const Strided
 }
 
 // Live regions, with nothing written over them, behind the reads that real bytes
-// answered.
-std::vector<ReadRecord> LoadPlanBuilder::SteeringReads() {
+// answered. Errors as in SymbolicMemory::Resolve.
+absl::StatusOr<std::vector<ReadRecord>> LoadPlanBuilder::SteeringReads() {
   std::vector<AnsweredRead> pending(log_.answered);
   std::vector<ReadRecord> live;
   std::vector<bool> is_seen(log_.nodes.size());
@@ -71,11 +71,11 @@ std::vector<ReadRecord> LoadPlanBuilder::SteeringReads() {
     const AnsweredRead next = std::move(pending.back());
     pending.pop_back();
     absl::StatusOr<std::vector<StridedMap>> maps = BufferMaps(next.read.layout);
-    if (!maps.ok()) continue;
+    if (!maps.ok()) return maps.status();
     for (const StridedMap& map : *maps) {
       absl::StatusOr<std::vector<Piece>> pieces =
           memory_->Resolve(next.read.storage, map, /*casts=*/{}, next.time);
-      if (!pieces.ok()) continue;
+      if (!pieces.ok()) return pieces.status();
       for (const Piece& piece : *pieces) {
         const StorageRecord& origin = storage(piece.storage);
         if (origin.kind == StorageKind::kTarget) {
@@ -95,7 +95,9 @@ std::vector<ReadRecord> LoadPlanBuilder::SteeringReads() {
 // Live bytes that steered the trace: a premise where nothing writes them; else the names
 // that do go through the loader, which looks again.
 absl::Status LoadPlanBuilder::NoteAnsweredReads() {
-  for (ReadRecord& read : SteeringReads()) {
+  absl::StatusOr<std::vector<ReadRecord>> reads = SteeringReads();
+  if (!reads.ok()) return LetEverythingFallBack(UnfollowedReadReason(reads.status()));
+  for (ReadRecord& read : *reads) {
     bool is_written = false;
     absl::Status status = LetWritersFallBack(read.storage, read.layout,
                                              SteersReason(target_name(read.storage)), &is_written);

@@ -48,7 +48,7 @@ class LoadPlanBuilder {
   absl::Status NoteWrite(const TargetWrite& write, const std::string& target);
   absl::Status NoteOverlaps();
   absl::Status LetEverythingFallBack(const std::string& reason);
-  std::vector<ReadRecord> SteeringReads();
+  absl::StatusOr<std::vector<ReadRecord>> SteeringReads();
   absl::Status NoteAnsweredReads();
   void NoteHeld();
   absl::Status SettleFallbacks();

@@ -46,6 +46,11 @@ std::string SteersReason(const std::string& target) {
                       "` that it writes, as the update before left them");
 }
 
+std::string UnfollowedReadReason(const absl::Status& status) {
+  return absl::StrCat("the loader looks at bytes that cannot be followed: ",
+                      std::string(status.message().data(), status.message().size()));
+}
+
 void FallbackSet::Add(std::int32_t name, std::string reason) {
   const auto n = static_cast<size_t>(name);
   if (is_fallback_[n]) return;

@@ -41,6 +41,7 @@ std::string CalledOverReason(const std::string& target);
 inline constexpr std::string_view kHeldReason =
     "the loader held it to the end, maybe for a name that goes through the loader";
 std::string SteersReason(const std::string& target);
+std::string UnfollowedReadReason(const absl::Status& status);
 inline constexpr std::string_view kOverwrittenByNothingNamed =
     "a fallback name's bytes are overwritten later by a constant or by live bytes, in an order "
     "that only one whole call of the loader keeps";

@@ -80,6 +80,11 @@ absl::Status LoadPlanBuilder::CheckNames() {
       return absl::InvalidArgumentError("a fallback belongs to no declared name");
     }
   }
+  for (const std::int32_t name : input_.held) {
+    if (name < 0 || static_cast<size_t>(name) >= plan_.sources_.size()) {
+      return absl::InvalidArgumentError("a held name is not declared");
+    }
+  }
   return absl::OkStatus();
 }
 
@@ -97,6 +102,15 @@ absl::Status LoadPlanBuilder::CheckTargets() {
           absl::StrCat("target `", target.name, "` reaches outside its storage"));
     }
     target_of_storage_[static_cast<size_t>(target.storage)] = static_cast<std::int32_t>(t);
+  }
+  if (!input_.fallback_call) return absl::OkStatus();
+  for (const ReadRecord& touched : input_.fallback_call->touched) {
+    if (touched.storage >= 0 && static_cast<size_t>(touched.storage) < log_.storages.size() &&
+        target_of_storage_[static_cast<size_t>(touched.storage)] >= 0) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a fallback call touches storage ", touched.storage, ", which is shown by no target"));
   }
   return absl::OkStatus();
 }

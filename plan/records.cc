@@ -82,6 +82,10 @@ absl::Status ValidateLog(const RecordLog& log) {
       return status;
     }
   }
+  for (const AnsweredRead& answered : log.answered) {
+    absl::Status status = ValidateReads(log, {answered.read}, answered.time, "answered read");
+    if (!status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 

@@ -38,7 +38,7 @@ inline std::string Describe(const LoadPlan& plan, const WriteItem& item) {
 }
 
 // The plan without what the report says better: entries with reasons and writes, then
-// writes without names, programs, uncovered bytes.
+// writes without names, programs, uncovered bytes, premises.
 inline std::string Dump(const LoadPlan& plan) {
   std::string text;
   for (size_t n = 0; n < plan.entries().size(); ++n) {
@@ -68,6 +68,10 @@ inline std::string Dump(const LoadPlan& plan) {
   for (const UncoveredTarget& target : plan.uncovered()) {
     absl::StrAppend(&text, "uncovered: ", target.nbytes, " of ", target.total_nbytes, " bytes of ",
                     plan.targets()[static_cast<size_t>(target.target)].name, "\n");
+  }
+  for (const Premise& premise : plan.premises()) {
+    absl::StrAppend(&text, "premise: ", ToString(premise.layout), " of ",
+                    NameOf(plan, premise.storage), "\n");
   }
   return text;
 }

@@ -1,0 +1,251 @@
+// What keeps the plan and a call of the loader with the fallback names apart. See Note
+// [Fallback calls] in plan/fallback.h.
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/plan/builder_cases.h"
+#include "tests/testing/log_builder.h"
+#include "tests/testing/status_matchers.h"
+
+namespace loadplan::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// w -> p and f -> q; `f` goes through the loader.
+struct Two {
+  explicit Two(LogBuilder& log)
+      : p(log.Target("p", {4})),
+        q(log.Target("q", {2})),
+        w(log.Source("w", {4})),
+        f(log.Source("f", {2})) {
+    log.Copy(p, w);
+    log.Copy(q, f);
+    log.input().fallbacks.emplace_back(1, "given");
+  }
+
+  View p, q, w, f;
+};
+
+void Touch(LogBuilder& log, const View& view) {
+  if (!log.input().fallback_call) log.input().fallback_call.emplace();
+  log.input().fallback_call->touched.push_back({view.storage, view.layout, view.dtype});
+}
+
+void Answer(LogBuilder& log, const View& view) {
+  log.input().log.answered.push_back({{view.storage, view.layout, view.dtype}, log.now()});
+}
+
+class BuilderFallbackCallTest : public ::testing::TestWithParam<BuilderCase> {};
+
+TEST_P(BuilderFallbackCallTest, GivesThePlan) { CheckPlan(GetParam()); }
+
+constexpr const char* kPlanned =
+    "w: direct\n"
+    "  checkpoint 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
+    "f: fallback, given\n";
+
+INSTANTIATE_TEST_SUITE_P(
+    Held, BuilderFallbackCallTest,
+    ::testing::ValuesIn(std::vector<BuilderCase>{
+        {"NothingWrittenOfIt",
+         [](LogBuilder& log) {
+           Two two(log);
+           log.Source("h", {2});
+           log.input().held = {2};
+         },
+         std::string(kPlanned) +
+             "h: fallback, the loader held it to the end, maybe for a name that goes through the "
+             "loader\n"},
+        {"WrittenInFull",
+         [](LogBuilder& log) {
+           Two two(log);
+           log.input().held = {0};
+         },
+         kPlanned},
+        {"WrittenThroughAnOperator",
+         [](LogBuilder& log) {
+           Two two(log);
+           log.Copy(two.p, log.Node("aten::neg", {two.p}, {4}));
+           log.input().held = {0};
+         },
+         "w: derived, `aten::neg` reads it\n"
+         "f: fallback, given\n"
+         "program 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
+         "aten::neg of w\n"
+         "  input 0 + (4):(1) x 1\n"
+         "    checkpoint 0 -> input: 0 + ():() x 4 <- 0 + ():() x 4\n"},
+        {"NoNameFallsBack",
+         [](LogBuilder& log) {
+           Two two(log);
+           log.Source("h", {2});
+           log.input().held = {2};
+           log.input().fallbacks.clear();
+         },
+         "w: direct\n"
+         "  checkpoint 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
+         "f: direct\n"
+         "  checkpoint 1 -> q: 0 + ():() x 2 <- 0 + ():() x 2\n"
+         "h: unneeded\n"},
+    }),
+    CaseName);
+
+INSTANTIATE_TEST_SUITE_P(
+    Touched, BuilderFallbackCallTest,
+    ::testing::ValuesIn(std::vector<BuilderCase>{
+        {"ItsOwnBytesOnly",
+         [](LogBuilder& log) {
+           const Two two(log);
+           Touch(log, two.q);
+         },
+         kPlanned},
+        {"OneByteOfAnother",
+         [](LogBuilder& log) {
+           const Two two(log);
+           Touch(log, two.p.Slice(0, 3, 4));
+         },
+         "w: fallback, a call of the loader without it touches the bytes of `p` that it writes\n"
+         "f: fallback, given\n"},
+        {"ColumnsBetweenThoseOfAnother",
+         [](LogBuilder& log) {
+           const View p = log.Target("p", {2, 4});
+           log.Copy(p.Slice(1, 0, 2), log.Source("w", {2, 2}));
+           log.Copy(p.Slice(1, 2, 4), log.Source("f", {2, 2}));
+           log.input().fallbacks.emplace_back(1, "given");
+           Touch(log, p.Slice(1, 2, 4));
+         },
+         "w: direct\n"
+         "  checkpoint 0 -> p: 0 + (2):(4) x 2 <- 0 + (2):(2) x 2\n"
+         "f: fallback, given\n"},
+        {"ResultOfAnOperator",
+         [](LogBuilder& log) {
+           const Two two(log);
+           log.Copy(two.p, log.Node("aten::neg", {two.p}, {4}));
+           Touch(log, two.p);
+         },
+         "w: fallback, a call of the loader without it touches the bytes of `p` that it writes\n"
+         "f: fallback, given\n"},
+        {"ConstantOfNoName",
+         [](LogBuilder& log) {
+           const Two two(log);
+           const View r = log.Target("r", {2});
+           log.Copy(r, log.Constant(0, {2}));
+           Touch(log, r);
+         },
+         "w: fallback, a call of the loader without it touches the bytes of `r` that it writes\n"
+         "f: fallback, given\n"},
+        {"NoNameFallsBack",
+         [](LogBuilder& log) {
+           const Two two(log);
+           log.input().fallbacks.clear();
+           Touch(log, two.p);
+         },
+         "w: direct\n"
+         "  checkpoint 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
+         "f: direct\n"
+         "  checkpoint 1 -> q: 0 + ():() x 2 <- 0 + ():() x 2\n"},
+        {"Raised",
+         [](LogBuilder& log) {
+           const Two two(log);
+           log.input().fallback_call.emplace().error = "KeyError: 'w'";
+         },
+         "w: fallback, load_weights cannot be called with some names only: KeyError: 'w'\n"
+         "f: fallback, given\n"},
+    }),
+    CaseName);
+
+INSTANTIATE_TEST_SUITE_P(
+    Answered, BuilderFallbackCallTest,
+    ::testing::ValuesIn(std::vector<BuilderCase>{
+        {"LiveBytesThatNothingWrites",
+         [](LogBuilder& log) {
+           const View map = log.Target("map", {4});
+           log.Copy(log.Target("p", {4}), log.Source("w", {4}));
+           Answer(log, map.Slice(0, 1, 3));
+         },
+         "w: direct\n"
+         "  checkpoint 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
+         "uncovered: 4 of 4 bytes of map\n"
+         "premise: 1 + (2):(1) x 1 of map\n"},
+        {"BehindAnOperator",
+         [](LogBuilder& log) {
+           const View map = log.Target("map", {4});
+           log.Copy(log.Target("p", {4}), log.Source("w", {4}));
+           const View sum = log.Node("aten::sum", {map}, {1});
+           Answer(log, log.Node("aten::neg", {sum}, {1}));
+         },
+         "w: direct\n"
+         "  checkpoint 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
+         "uncovered: 4 of 4 bytes of map\n"
+         "premise: 0 + (4):(1) x 1 of map\n"},
+        {"Backwards",
+         [](LogBuilder& log) {
+           const View map = log.Target("map", {4});
+           const View flipped = log.Temporary({4});
+           log.Copy(flipped, map.With(3, {4}, {-1}));
+           Answer(log, flipped);
+         },
+         "uncovered: 4 of 4 bytes of map\n"
+         "premise: 0 + (4):(1) x 1 of map\n"},
+        {"BeforeANameWritesThem",
+         [](LogBuilder& log) {
+           const View p = log.Target("p", {4});
+           Answer(log, p.Slice(0, 0, 1));
+           log.Copy(p, log.Source("w", {4}));
+           log.Copy(log.Target("q", {2}), log.Source("x", {2}));
+         },
+         "w: fallback, the loader looks at the bytes of `p` that it writes, as the update before "
+         "left them\n"
+         "x: direct\n"
+         "  checkpoint 1 -> q: 0 + ():() x 2 <- 0 + ():() x 2\n"},
+        {"BeforeAConstantWritesThem",
+         [](LogBuilder& log) {
+           const View p = log.Target("p", {2});
+           Answer(log, p);
+           log.Copy(p, log.Constant(0, {2}));
+           log.Copy(log.Target("q", {2}), log.Source("x", {2}));
+         },
+         "x: fallback, the loader looks at the bytes of `p` that it writes, as the update before "
+         "left them\n"},
+        {"ThatCannotBeFollowed",
+         [](LogBuilder& log) {
+           const View map = log.Target("map", {2, 2});
+           const View tmp = log.Temporary({3});
+           log.Copy(tmp.With(0, {2, 2}, {1, 1}), map);
+           Answer(log, tmp);
+           log.Copy(log.Target("p", {4}), log.Source("w", {4}));
+         },
+         "w: fallback, the loader looks at bytes that cannot be followed: a copy on the way writes "
+         "one byte twice\n"
+         "uncovered: 4 of 4 bytes of map\n"},
+        {"AConstant", [](LogBuilder& log) { Answer(log, log.Constant(0, {2})); }, ""},
+    }),
+    CaseName);
+
+TEST(BuilderFallbackCallErrorTest, HeldNameThatIsNotDeclared) {
+  LogBuilder log;
+  const Two two(log);
+  log.input().held = {2};
+  EXPECT_THAT(log.Build(),
+              StatusIs(absl::StatusCode::kInvalidArgument, "a held name is not declared"));
+}
+
+TEST(BuilderFallbackCallErrorTest, TouchedStorageThatNoTargetShows) {
+  LogBuilder log;
+  const Two two(log);
+  Touch(log, two.w);
+  EXPECT_THAT(log.Build(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("which is shown by no target")));
+}
+
+TEST(BuilderFallbackCallErrorTest, AnsweredReadOutsideItsStorage) {
+  LogBuilder log;
+  Answer(log, log.Target("p", {2}).With(1, {2}, {1}));
+  EXPECT_THAT(log.Build(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    "`answered read` reads outside storage 0"));
+}
+
+}  // namespace
+}  // namespace loadplan::testing
