@@ -1,8 +1,8 @@
 // What a traced operator costs beside the same operator on meta and CPU tensors.
 //
-// One item is one `copy_(dst, w.narrow().narrow().narrow())`, the shape of an
-// expert loader; an unrelated `add` and a real `copy_` show what tracing costs the rest of the process.
-// Cost of recording is included, that of building a plan is not.
+// One item is one `copy_(dst, w.narrow().narrow().narrow())`, the shape of an expert loader; an
+// unrelated `add` and a real `copy_` show what tracing costs the rest of the process. Cost of
+// recording is included, that of building a plan is not.
 #include <ATen/ATen.h>
 #include <benchmark/benchmark.h>
 
