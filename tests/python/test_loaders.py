@@ -6,6 +6,7 @@ equal those of the eager load.
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -115,3 +116,36 @@ def test_a_parameter_that_every_load_makes_anew_is_a_fallback(loaded_before: boo
 def test_vllm_is_not_imported_with_the_package() -> None:
     program = "import sys, loadplan.vllm; sys.exit('vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def make_scaled() -> Live:
+    return {"a": torch.zeros(3), "b": torch.zeros(3), "scale": torch.zeros(2)}
+
+
+def load_one(live: Live, name: str, w: Tensor) -> None:
+    if name == "scale":
+        live[name].fill_(w.item())
+    else:
+        live[name].copy_(w)
+
+
+SCALED = [ParamMeta("a", (3,), F32), ParamMeta("scale", (), F32), ParamMeta("b", (3,), F32)]
+
+
+def test_a_loader_that_lists_its_weights_first_keeps_its_plan_beside_a_value_read() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in list(weights):
+            load_one(live, name, w)
+
+    plan = check(make_scaled, load, SCALED)
+    assert kinds(plan) == {"a": "direct", "scale": "fallback", "b": "direct"}
+
+
+def test_the_variables_of_nested_generators_keep_no_name_from_its_plan() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for _, group in itertools.groupby(weights, key=lambda item: item[0] == "scale"):
+            for name, w in ((name, w) for name, w in group):
+                load_one(live, name, w)
+
+    plan = check(make_scaled, load, SCALED)
+    assert kinds(plan) == {"a": "direct", "scale": "fallback", "b": "direct"}
