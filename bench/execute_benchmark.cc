@@ -2,8 +2,9 @@
 //
 // One expert layer shaped like Kimi-K2's at an eighth of its width: w13 and w2 of 8 experts,
 // bf16, row- and column-parallel over 8 ranks. Bytes are those that a rank keeps; the views of
-// the rival are made outside the loop.
+// the rival are made outside the loop. One thread: with more the rival waits for the slowest.
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <benchmark/benchmark.h>
 
 #include <memory>
@@ -112,6 +113,7 @@ class Layer {
 };
 
 const Layer& TheLayer() {
+  at::set_num_threads(1);
   static const Layer* const layer = new Layer;
   return *layer;
 }
