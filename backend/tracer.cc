@@ -56,9 +56,9 @@ struct Tracer::State {
   int num_passes = 0;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;  // parallel to metas
   std::vector<std::int32_t> held;
-  // Of the last complete pass:
-  std::vector<std::int32_t> complete_held;
-  std::vector<StorageId> complete_storages;  // per meta; -1: not in that pass
+  // Of `last_session`:
+  std::vector<std::int32_t> last_held;
+  std::vector<StorageId> last_storages;  // per meta; -1: not in that pass
   std::optional<FallbackCall> fallback_call;
   Clock::time_point pass_began;
   double trace_seconds = 0;  // of all passes
@@ -237,6 +237,8 @@ void Tracer::AbandonPass() {
   state.End();
   state.last_session = std::move(state.session);
   state.session.reset();
+  state.last_held = state.held;
+  state.last_storages = state.source_storages;
 }
 
 // What the call did to live memory: everything it wrote into targets, and what it read there that
@@ -248,11 +250,14 @@ void Tracer::EndFallbackPass(const std::string& error) {
   const RecordLog& log = state.session->log();
   FallbackCall call;
   call.error = error;
+  call.names = state.sources_of_pass;
+  call.written.emplace();
   const auto touch = [&](const ReadRecord& read) {
     if (read.storage >= 0 && state.session->IsTarget(read.storage)) call.touched.push_back(read);
   };
   for (const CopyRecord& copy : log.copies) {
     touch({copy.to, copy.map.ToLayout(), copy.to_dtype});
+    if (state.session->IsTarget(copy.to)) call.written->push_back({copy.to, copy.map});
     if (state.session->IsTarget(copy.from)) {
       const ByteRange span = copy.map.FromSpan();
       touch({copy.from, StridedLayout::Unchecked(span.start, {span.nbytes()}, {1}, 1),
@@ -279,11 +284,7 @@ PassVerdict Tracer::EndPass(const std::string& error) {
                                                "traced; use tensor operators in the loader")};
   }
   if (state.GiveUpRefused()) return {PassVerdict::kRepeat, ""};
-  if (error.empty()) {
-    state.complete_held = state.held;
-    state.complete_storages = state.source_storages;
-    return {};
-  }
+  if (error.empty()) return {};
   const std::string name =
       state.current < 0
           ? std::string("before the first tensor")
@@ -307,10 +308,10 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
   for (std::size_t i = 0; i < state.metas.size(); ++i) {
     const SourceMeta& meta = state.metas[i];
     input.sources.push_back(
-        {meta.name, ToDimVector(meta.shape), ToDType(meta.dtype), state.complete_storages[i]});
+        {meta.name, ToDimVector(meta.shape), ToDType(meta.dtype), state.last_storages[i]});
   }
   for (const auto& [source, reason] : state.fallbacks) input.fallbacks.emplace_back(source, reason);
-  input.held = state.complete_held;
+  input.held = state.last_held;
   input.fallback_call = state.fallback_call;
   auto plan = BuildLoadPlan(std::move(input));
   if (!plan.ok()) return plan.status();

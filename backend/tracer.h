@@ -96,7 +96,7 @@ class Tracer {
   // Gives a name up before or between passes.
   void MarkFallback(int32_t source, const std::string& reason);
 
-  // The plan of the last complete pass. Errors as BuildLoadPlan.
+  // The plan of the last pass; names that it refused are fallbacks. Errors as BuildLoadPlan.
   absl::StatusOr<std::shared_ptr<const TracedPlan>> BuildPlan(OverlapPolicy overlaps);
 
   const std::vector<SourceMeta>& metas() const;

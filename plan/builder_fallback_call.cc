@@ -140,4 +140,43 @@ absl::Status LoadPlanBuilder::NoteFallbackCall() {
   return absl::OkStatus();
 }
 
+// What the plan leaves to the loader must happen in a call with the fallback names only. It
+// does not where the loader writes in the turn of a name that the call is not given.
+//
+// Example: `b`'s turn copies live bytes that `a` wrote before; `a` falls back, `b` is unneeded.
+absl::Status LoadPlanBuilder::CheckFallbackCall() {
+  if (fallbacks_->empty() || everything_falls_back_ || !input_.fallback_call.has_value() ||
+      !input_.fallback_call->written.has_value()) {
+    return absl::OkStatus();
+  }
+  // Names that have joined since are in the next trace of the call.
+  std::vector<bool> is_called(plan_.sources_.size());
+  for (const auto& [name, reason] : input_.fallbacks) is_called[static_cast<size_t>(name)] = true;
+  for (const std::int32_t name : input_.fallback_call->names)
+    is_called[static_cast<size_t>(name)] = true;
+  for (size_t name = 0; name < is_called.size(); ++name) {
+    if (fallbacks_->Contains(static_cast<std::int32_t>(name)) && !is_called[name])
+      return absl::OkStatus();
+  }
+  std::vector<FallbackCall::Write> left = *input_.fallback_call->written;
+  const auto is_in_call = [&](StorageId target, std::int32_t time) {
+    const FallbackCall::Write write{target, log_.copies[static_cast<size_t>(time)].map};
+    const auto found = std::ranges::find(left, write);
+    if (found == left.end()) return false;
+    left.erase(found);  // one write of the call stands for one of the trace
+    return true;
+  };
+  for (const auto& [target, state] : states_) {
+    for (const PlainWrite& write : state.plain) {
+      if (fallbacks_->Contains(write.name) && !is_in_call(target, write.time))
+        return LetEverythingFallBack(std::string(kNotInCall));
+    }
+    for (const TargetWrite& write : state.writes) {
+      if (!IsKept(write) && !is_in_call(target, write.time))
+        return LetEverythingFallBack(std::string(kNotInCall));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace loadplan

@@ -53,6 +53,7 @@ class LoadPlanBuilder {
   void NoteHeld();
   absl::Status SettleFallbacks();
   absl::Status NoteFallbackCall();
+  absl::Status CheckFallbackCall();
   absl::Status LetWritersFallBack(StorageId target, const StridedLayout& region,
                                   const std::string& reason, bool* found);
   absl::Status NoteLiveReads(StorageId target, const TargetWrite& write);

@@ -45,6 +45,9 @@ std::string UnfollowedReadReason(const absl::Status& status);
 inline constexpr std::string_view kOverwrittenByNothingNamed =
     "a fallback name's bytes are overwritten later by a constant or by live bytes, in an order "
     "that only one whole call of the loader keeps";
+inline constexpr std::string_view kNotInCall =
+    "the loader writes a fallback name's bytes in the turn of another name, so that only one whole "
+    "call of it does that";
 inline constexpr std::string_view kNamelessLiveRead =
     "live bytes are copied or computed from by themselves, and what they hold is unknown once a "
     "name goes through the loader";

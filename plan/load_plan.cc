@@ -182,10 +182,33 @@ std::optional<std::vector<LoadPlan::Dest>> LoadPlan::GetDest(std::int32_t entry)
     if (!regions) return std::nullopt;
     for (BoxRegion& region : *regions) {
       if (!IsInItems(region.region, source.dtype.itemsize)) return std::nullopt;
+      // An engine may write there before the session has saved those bytes.
+      if (MeetsLiveRead(item.target, region.region.Span())) return std::nullopt;
       dests.push_back({std::move(region.box), item.target, std::move(region.region)});
     }
   }
   return dests;
+}
+
+void LoadPlan::IndexLiveReads() {
+  const auto add = [this](const WriteItem& item) {
+    if (item.origin.kind == OriginKind::kLiveBefore)
+      live_reads_[item.origin.index].push_back(item.map.FromSpan());
+  };
+  for (const WriteItem& item : live_copies_) add(item);
+  for (const Program& program : programs_) {
+    for (const ProgramInput& input : program.inputs) {
+      for (const WriteItem& piece : input.pieces) add(piece);
+    }
+  }
+}
+
+bool LoadPlan::MeetsLiveRead(StorageId storage, ByteRange range) const {
+  const auto found = live_reads_.find(storage);
+  if (found == live_reads_.end()) return false;
+  return std::any_of(found->second.begin(), found->second.end(), [range](const ByteRange& read) {
+    return read.start < range.stop && range.start < read.stop;
+  });
 }
 
 std::string LoadPlan::Report() const { return MakeReport(*this); }

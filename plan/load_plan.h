@@ -167,7 +167,8 @@ class LOADPLAN_API LoadPlan {
   std::optional<std::vector<Box>> GetBoxes(std::int32_t entry) const;
   // The seed's get_dest, with the region in bytes of a live storage. Empty:
   // unneeded. nullopt: send the full tensor to load_planned (fallback, derived,
-  // broadcast, stepped source, or a region that the dtype cannot express).
+  // broadcast, stepped source, a region that the dtype cannot express, or one over bytes that
+  // the plan reads as they were before the update).
   struct Dest {
     Box box;
     StorageId storage;
@@ -193,6 +194,9 @@ class LOADPLAN_API LoadPlan {
   };
   // Calls `f` with the map of every write and program input that reads `entry`.
   void ForEachRead(std::int32_t entry, const std::function<void(const StridedMap&)>& f) const;
+  // Fills live_reads_ from the writes and programs.
+  void IndexLiveReads();
+  bool MeetsLiveRead(StorageId storage, ByteRange range) const;
 
   std::vector<SourceTensor> sources_;
   std::vector<TargetTensor> targets_;
@@ -203,6 +207,8 @@ class LOADPLAN_API LoadPlan {
   std::vector<WriteItem> value_writes_;
   std::vector<Program> programs_;
   std::vector<ProgramRead> program_reads_;  // sorted by entry
+  // Spans of live bytes that are read before the update writes anything.
+  absl::flat_hash_map<StorageId, std::vector<ByteRange>> live_reads_;
   std::vector<NameOverlap> overlaps_;
   std::vector<UncoveredTarget> uncovered_;
   std::vector<Premise> premises_;

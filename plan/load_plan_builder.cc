@@ -49,6 +49,7 @@ absl::StatusOr<LoadPlan> LoadPlanBuilder::Build() {
   EmitPrograms();
   EmitWrites();
   Classify();
+  plan_.IndexLiveReads();
   plan_.build_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   return std::move(plan_);
@@ -289,7 +290,7 @@ absl::Status LoadPlanBuilder::SettleFallbacks() {
     }
     fallbacks_->Propagate();
   }
-  return absl::OkStatus();
+  return CheckFallbackCall();
 }
 
 absl::Status LoadPlanBuilder::NoteLiveReads(StorageId target, const TargetWrite& write) {

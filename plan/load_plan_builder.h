@@ -17,8 +17,15 @@ namespace loadplan {
 // What a call of the loader with the fallback names alone does, as far as a trace of
 // it shows. See Note [Fallback calls] in plan/fallback.h.
 struct FallbackCall {
+  struct Write {
+    StorageId target = -1;
+    StridedMap map;
+    friend bool operator==(const Write&, const Write&) = default;
+  };
   std::vector<ReadRecord> touched;  // bytes of targets that it writes or reads
   std::string error;  // the loader raised this: it cannot be called with some names only
+  std::vector<std::int32_t> names;            // that the trace of it was given
+  std::optional<std::vector<Write>> written;  // its copies into targets
 };
 
 struct BuildInput {
