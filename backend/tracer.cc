@@ -55,9 +55,9 @@ struct Tracer::State {
   std::string where;  // of the exception that ended the pass
   int num_passes = 0;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;  // parallel to metas
-  std::vector<std::int32_t> held;
+  HeldNames held;
   // Of `last_session`:
-  std::vector<std::int32_t> last_held;
+  HeldNames last_held;
   std::vector<StorageId> last_storages;  // per meta; -1: not in that pass
   std::optional<FallbackCall> fallback_call;
   Clock::time_point pass_began;
@@ -150,7 +150,7 @@ absl::Status Tracer::State::Begin(const std::function<bool(std::int32_t)>& takes
   ++num_passes;
   current = -1;
   where.clear();
-  held.clear();
+  held = {};
   pass.clear();
   pass.reserve(metas.size());
   source_storages.assign(metas.size(), -1);
@@ -192,12 +192,12 @@ std::vector<std::int32_t> Tracer::State::Live() const {
   return live;
 }
 
-void Tracer::NoteExhausted() {
+void Tracer::NoteExhausted(bool last_is_held) {
   State& state = *state_;
-  state.held = state.Live();
-  // The loop variable still shows the last one.
-  if (!state.held.empty() && state.held.back() == state.sources_of_pass.back())
-    state.held.pop_back();
+  state.held.names = state.Live();
+  state.held.time = static_cast<Index>(state.session->log().copies.size());
+  // The variable of a loop shows the last one, whatever else does.
+  state.held.last_counts = last_is_held;
 }
 
 bool Tracer::HasLiveTensors() const {

@@ -65,8 +65,8 @@ class Tracer {
   // The same, given away, so that only what the loader keeps stays alive.
   std::vector<PassTensor> TakePass();
   // Call when the loader asks for more than the last tensor: notes which names it still
-  // holds, besides the last one.
-  void NoteExhausted();
+  // holds. `last_is_held`: more than the variable of a loop shows the last one.
+  void NoteExhausted(bool last_is_held);
   // After a pass: whether a trace tensor of it is still alive, and the names of those that
   // are checkpoint tensors.
   bool HasLiveTensors() const;

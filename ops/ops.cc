@@ -169,7 +169,7 @@ class TracerClass : public torch::CustomClassHolder {
     }
     return result;
   }
-  void note_exhausted() { tracer_->NoteExhausted(); }
+  void note_exhausted(bool last_is_held) { tracer_->NoteExhausted(last_is_held); }
   bool has_live_tensors() const { return tracer_->HasLiveTensors(); }
   Ints live_names() const {
     const std::vector<std::int32_t> names = tracer_->LiveNames();

@@ -1,6 +1,7 @@
 // The last steps of BuildLoadPlan: what does not fall back becomes the plan.
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -52,37 +53,35 @@ bool LoadPlanBuilder::IsNoWrite(StorageId target, const Piece& piece) const {
 // Bytes of targets that neither the plan nor a fallback name writes. Must run while
 // the records still hold their maps.
 void LoadPlanBuilder::CheckCoverage() {
-  std::vector<std::vector<std::int32_t>> targets_of(log_.storages.size());
-  for (size_t t = 0; t < plan_.targets_.size(); ++t) {
-    targets_of[static_cast<size_t>(plan_.targets_[t].storage)].push_back(
-        static_cast<std::int32_t>(t));
-  }
-  std::vector<const TargetState*> state_of(log_.storages.size(), nullptr);
-  for (const StorageState& state : states_) {
-    state_of[static_cast<size_t>(state.storage)] = &state.state;
-  }
-  for (size_t s = 0; s < targets_of.size(); ++s) {
-    if (targets_of[s].empty()) continue;
+  const auto storage_of = [this](std::int32_t target) {
+    return plan_.targets_[static_cast<size_t>(target)].storage;
+  };
+  // Targets and states by storage. Most storages are a checkpoint's and have neither.
+  std::vector<std::int32_t> order(plan_.targets_.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::int32_t a, std::int32_t b) { return storage_of(a) < storage_of(b); });
+  auto state = states_.begin();
+  for (size_t begin = 0, end = 0; begin < order.size(); begin = end) {
+    const StorageId id = storage_of(order[begin]);
+    while (state != states_.end() && state->storage < id) ++state;
+    const bool is_written = state != states_.end() && state->storage == id;
     std::vector<StridedLayout> layouts;
     bool is_whole = false;
-    for (const std::int32_t t : targets_of[s]) {
-      layouts.push_back(plan_.targets_[static_cast<size_t>(t)].layout);
-      is_whole |= ShowsWhole(plan_.targets_[static_cast<size_t>(t)], log_.storages[s].nbytes);
+    for (; end < order.size() && storage_of(order[end]) == id; ++end) {
+      const TargetTensor& target = plan_.targets_[static_cast<size_t>(order[end])];
+      layouts.push_back(target.layout);
+      is_whole |= ShowsWhole(target, storage(id).nbytes);
     }
-    if (state_of[s] != nullptr && is_whole &&
-        WrittenNbytes(static_cast<StorageId>(s), *state_of[s]) == log_.storages[s].nbytes) {
-      continue;
-    }
+    if (is_written && is_whole && WrittenNbytes(id, state->state) == storage(id).nbytes) continue;
     std::vector<StridedLayout> regions;
-    if (state_of[s] != nullptr) {
-      regions = WrittenRegions(static_cast<StorageId>(s), *state_of[s]);
-    }
+    if (is_written) regions = WrittenRegions(id, state->state);
     const std::vector<Index> untouched = UntouchedNbytes(layouts, regions);
     for (size_t i = 0; i < layouts.size(); ++i) {
       if (untouched[i] == 0) continue;
       const absl::StatusOr<Index> total = DistinctNbytes(layouts[i]);
       plan_.uncovered_.push_back(
-          {targets_of[s][i], untouched[i], total.ok() ? *total : layouts[i].nbytes()});
+          {order[begin + i], untouched[i], total.ok() ? *total : layouts[i].nbytes()});
     }
   }
   std::sort(plan_.uncovered_.begin(), plan_.uncovered_.end(),

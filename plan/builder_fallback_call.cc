@@ -107,18 +107,29 @@ absl::Status LoadPlanBuilder::NoteAnsweredReads() {
   return absl::OkStatus();
 }
 
-// Names of which nothing was written although the loader held them to the end.
+// A held name may wait for one that was left out: if nothing of it was written, or if it
+// was written and is held all the same. What was written only after the last name had come
+// had just been kept until then (`list(weights)`).
 void LoadPlanBuilder::NoteHeld() {
-  if (fallbacks_->empty() || input_.held.empty()) return;
-  std::vector<bool> reaches(plan_.sources_.size());
+  if (fallbacks_->empty()) return;
+  std::vector<Index> first_write(plan_.sources_.size(), -1);
+  const auto note = [&](std::int32_t name, std::int32_t time) {
+    Index& first = first_write[static_cast<size_t>(name)];
+    if (first < 0 || time < first) first = time;
+  };
   for (const auto& [id, state] : states_) {
-    for (const PlainWrite& write : state.plain) reaches[static_cast<size_t>(write.name)] = true;
+    for (const PlainWrite& write : state.plain) note(write.name, write.time);
     for (const TargetWrite& write : state.writes) {
-      for (const std::int32_t name : write.names) reaches[static_cast<size_t>(name)] = true;
+      for (const std::int32_t name : write.names) note(name, write.time);
     }
   }
-  for (const std::int32_t name : input_.held) {
-    if (!reaches[static_cast<size_t>(name)]) fallbacks_->Add(name, std::string(kHeldReason));
+  const HeldNames& held = input_.held;
+  for (const std::int32_t name : held.names) {
+    const Index first = first_write[static_cast<size_t>(name)];
+    const bool counts = name != held.names.back() || held.last_counts;
+    if (first < 0 || (counts && first < held.time)) {
+      fallbacks_->Add(name, std::string(kHeldReason));
+    }
   }
 }
 

@@ -25,9 +25,9 @@ namespace loadplan {
 // call, traced with the fallback names that can be traced, writes or reads its bytes (a
 // `zero_()` at entry, finishing code); when the loader read the live bytes that it
 // writes; when it is combined with a fallback name; when it depends on live bytes; and
-// when nothing of it was written but the loader still held it at the end, maybe waiting
-// for a name that was left out. At update time the call is watched: a byte that it
-// touches and the plan writes is an error before it is touched.
+// when the loader still held it at the end, maybe waiting for a name that was left out. At update
+// time the call is watched: a byte that it touches and the plan writes is an error before it is
+// touched.
 
 // Every reason is a clause that can follow "`name` goes through the loader: ". A name
 // keeps the first reason it was given.

@@ -57,23 +57,25 @@ absl::StatusOr<LoadPlan> LoadPlanBuilder::Build() {
 
 absl::Status LoadPlanBuilder::CheckNames() {
   plan_.by_name_.reserve(plan_.sources_.size());
+  std::vector<Index> nbytes(plan_.sources_.size());
   for (size_t n = 0; n < plan_.sources_.size(); ++n) {
     const SourceTensor& source = plan_.sources_[n];
     if (!plan_.by_name_.emplace(source.name, static_cast<std::int32_t>(n)).second) {
       return absl::InvalidArgumentError(
           absl::StrCat("`", source.name, "` is declared twice; names must be unique"));
     }
+    nbytes[n] = source.nbytes();
   }
   for (const StorageRecord& record : log_.storages) {
     if (record.kind != StorageKind::kCheckpoint) continue;
     if (record.ref < 0 || static_cast<size_t>(record.ref) >= plan_.sources_.size()) {
       return absl::InvalidArgumentError("a checkpoint storage belongs to no declared name");
     }
-    const SourceTensor& source = plan_.sources_[static_cast<size_t>(record.ref)];
-    if (record.nbytes != source.nbytes()) {
-      return absl::InvalidArgumentError(absl::StrCat("`", source.name, "` was declared with ",
-                                                     source.nbytes(), " bytes and traced with ",
-                                                     record.nbytes));
+    const auto n = static_cast<size_t>(record.ref);
+    if (record.nbytes != nbytes[n]) {
+      return absl::InvalidArgumentError(absl::StrCat("`", plan_.sources_[n].name,
+                                                     "` was declared with ", nbytes[n],
+                                                     " bytes and traced with ", record.nbytes));
     }
   }
   for (const auto& [name, reason] : input_.fallbacks) {
@@ -81,7 +83,7 @@ absl::Status LoadPlanBuilder::CheckNames() {
       return absl::InvalidArgumentError("a fallback belongs to no declared name");
     }
   }
-  for (const std::int32_t name : input_.held) {
+  for (const std::int32_t name : input_.held.names) {
     if (name < 0 || static_cast<size_t>(name) >= plan_.sources_.size()) {
       return absl::InvalidArgumentError("a held name is not declared");
     }

@@ -28,6 +28,13 @@ struct FallbackCall {
   std::optional<std::vector<Write>> written;  // its copies into targets
 };
 
+// Names whose tensors the loader still held when it had been given the last one.
+struct HeldNames {
+  std::vector<std::int32_t> names;  // ascending
+  Index time = 0;                   // copies before that moment
+  bool last_counts = true;          // whether the greatest is held by more than a loop's variable
+};
+
 struct BuildInput {
   std::vector<SourceTensor> sources;  // declared order; names are unique
   std::vector<TargetTensor> targets;
@@ -35,8 +42,7 @@ struct BuildInput {
   OverlapPolicy overlaps = OverlapPolicy::kFallback;
   // Names that earlier passes gave up on, with the reason.
   std::vector<std::pair<std::int32_t, std::string>> fallbacks;
-  // Names whose tensors the loader still held after it had been given the last one.
-  std::vector<std::int32_t> held;
+  HeldNames held;
   // Used only where a name falls back; nullopt: not traced (yet).
   std::optional<FallbackCall> fallback_call;
 };

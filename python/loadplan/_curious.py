@@ -1,15 +1,21 @@
-"""What people do with a tensor that needs no value: `print(w)`, `copy.deepcopy(w)`.
+"""What people do with a tensor: `print(w)`, `copy.deepcopy(w)`, `w.numpy()`.
 
-Torch answers both through the data pointer, which a trace tensor does not have.  The two
-functions are wrapped once, at the first trace; for every other tensor they do what they did.
+Torch answers the first two through the data pointer, which a trace tensor does not have, and
+refuses the others without saying whose value was wanted.  The functions are wrapped once, at the
+first trace; for every other tensor they do what they did.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+# They read values, and reach no operator.
+_READERS = ("__array__", "__dlpack__", "__dlpack_device__", "numpy", "tolist")
 
 _installed = False
 
@@ -19,8 +25,8 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    deepcopy = Tensor.__deepcopy__
-    to_str = torch._tensor_str._str
+    deepcopy: Callable[[Tensor, dict[int, Any]], Tensor] = Tensor.__deepcopy__
+    to_str: Callable[..., str] = torch._tensor_str._str
 
     def deepcopy_of(self: Tensor, memo: dict[int, Any]) -> Tensor:
         if not is_trace(self):
@@ -38,6 +44,35 @@ def install() -> None:
 
     Tensor.__deepcopy__ = deepcopy_of  # type: ignore[method-assign]
     torch._tensor_str._str = str_of
+    for name in _READERS:
+        setattr(Tensor, name, _naming(name, getattr(Tensor, name)))
+
+
+def _naming(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
+    """``read`` with an error that names a trace tensor; of the class that torch raised."""
+
+    @functools.wraps(read)
+    def reader(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return read(self, *args, **kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not is_trace(self) or "needs the value of" in str(error):
+                raise
+            raise type(error)(
+                f"`Tensor.{name}` needs the value of {_what(self)}, which holds no data while it "
+                "is traced"
+            ) from error
+
+    return reader
+
+
+def _what(tensor: Tensor) -> str:
+    """What the library calls it: "checkpoint tensor `model.w`"."""
+    try:
+        tensor.data_ptr()
+    except RuntimeError as error:
+        return str(error).split(" holds no data", 1)[0]
+    return "a trace tensor"
 
 
 def is_trace(value: object) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import os
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -128,13 +130,29 @@ class _Pass:
         sources, tensors = self.tracer.take_pass_tensors()
         # Dropped one by one, so that only what the loader keeps is alive after the pass.
         tensors.reverse()
+        last: Callable[[], Tensor | None] = lambda: None
         for source in sources:
             self.current = source
+            if len(tensors) == 1:
+                last = weakref.ref(tensors[0])
             yield self.names[source], tensors.pop()
-        self.tracer.note_exhausted()
+        # Only names that were left out can be waited for.
+        if self.tracer.num_passes() > 1:
+            self.tracer.note_exhausted(_is_in_a_container(last()))
 
     def refuse(self, message: str) -> NoReturn:
         raise RuntimeError(message) from self.cause
+
+
+def _is_in_a_container(tensor: Tensor | None) -> bool:
+    """Whether more than the variables of running functions show the tensor.
+
+    None: the tensor is gone, and what is still alive of it is a view that was kept.
+    """
+    return tensor is None or any(
+        not (inspect.isframe(holder) or inspect.isgenerator(holder))
+        for holder in gc.get_referrers(tensor)
+    )
 
 
 def describe(error: BaseException) -> str:

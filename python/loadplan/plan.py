@@ -313,7 +313,7 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
     handle = tracer.build_plan(OVERLAPS.index(overlaps))
     # Names that join the fallbacks take part in the next trace of their call.
     fallbacks = handle.num_fallbacks()
-    while 0 < fallbacks < len(names):
+    while fallbacks > 0:
         trace_fallback_call(tracer, targets, names, handle)
         handle = tracer.build_plan(OVERLAPS.index(overlaps))
         if handle.num_fallbacks() == fallbacks:

@@ -54,22 +54,37 @@ INSTANTIATE_TEST_SUITE_P(
          [](LogBuilder& log) {
            Two two(log);
            log.Source("h", {2});
-           log.input().held = {2};
+           log.input().held.names = {2};
          },
          std::string(kPlanned) +
              "h: fallback, the loader held it to the end, maybe for a name that goes through the "
              "loader\n"},
-        {"WrittenInFull",
+        {"WrittenAndShownByALoop",
          [](LogBuilder& log) {
            Two two(log);
-           log.input().held = {0};
+           log.input().held = {{0}, 1, /*last_counts=*/false};
          },
          kPlanned},
+        {"WrittenAfterTheLastNameCame",
+         [](LogBuilder& log) {
+           Two two(log);
+           log.input().held.names = {0};
+         },
+         kPlanned},
+        {"WrittenAndHeld",
+         [](LogBuilder& log) {
+           Two two(log);
+           log.input().held.names = {0};
+           log.input().held.time = 1;
+         },
+         "w: fallback, the loader held it to the end, maybe for a name that goes through the "
+         "loader\n"
+         "f: fallback, given\n"},
         {"WrittenThroughAnOperator",
          [](LogBuilder& log) {
            Two two(log);
            log.Copy(two.p, log.Node("aten::neg", {two.p}, {4}));
-           log.input().held = {0};
+           log.input().held.names = {0};
          },
          "w: derived, `aten::neg` reads it\n"
          "f: fallback, given\n"
@@ -81,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
          [](LogBuilder& log) {
            Two two(log);
            log.Source("h", {2});
-           log.input().held = {2};
+           log.input().held.names = {2};
            log.input().fallbacks.clear();
          },
          "w: direct\n"
@@ -227,7 +242,7 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(BuilderFallbackCallErrorTest, HeldNameThatIsNotDeclared) {
   LogBuilder log;
   const Two two(log);
-  log.input().held = {2};
+  log.input().held.names = {2};
   EXPECT_THAT(log.Build(),
               StatusIs(absl::StatusCode::kInvalidArgument, "a held name is not declared"));
 }
