@@ -140,18 +140,10 @@ class LoadplanApi(harness.Api):
         importlib.reload(loadplan)
 
 
-# Each waits for what is named here; it may pass sooner.  All others must pass.
+# Each waits for what is named here.  All others must pass.
 WAITS_FOR = {
-    "case_composed_loader_copies_twice": "replay of operators on bytes that were written before",
-    "case_head_filled_from_live_embedding": "copies between live tensors",
-    "case_halves_fused_only_when_both_arrive": "groups over several buckets",
-    "case_loader_rebinds_param_storage": "putting rebound storage back after a pass",
-    "case_one_logical_expert_in_two_slots": "placement tokens",
     "case_uneven_trainer_shards": "load_shards",
     "case_partial_reads_of_odd_files": "load_files",
-    "case_lora_merged_by_the_loader": "replay of operators on live bytes",
-    "case_cached_transform_buffer_on_the_layer": "storage that the loader keeps between passes",
-    "case_kernel_swaps_halves_after_loading": "restoring the load layout before an update",
 }
 
 CASES = harness.cases(cases_a)
@@ -161,7 +153,7 @@ PROBES = harness.probes(cases_a)
 def parameters() -> Iterator[Any]:
     for name in CASES:
         needs = WAITS_FOR.get(name)
-        marks = [pytest.mark.xfail(strict=False, reason=f"needs {needs}")] if needs else []
+        marks = [pytest.mark.xfail(strict=True, reason=f"needs {needs}")] if needs else []
         yield pytest.param(name, marks=marks, id=name.removeprefix("case_"))
 
 

@@ -149,3 +149,64 @@ def test_the_variables_of_nested_generators_keep_no_name_from_its_plan() -> None
 
     plan = check(make_scaled, load, SCALED)
     assert kinds(plan) == {"a": "direct", "scale": "fallback", "b": "direct"}
+
+
+def test_a_copy_of_live_bytes_in_the_turn_of_a_name_that_is_not_needed() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            if name == "a":
+                live["x"][1:3] = w
+            if name == "b":
+                live["z"].fill_(w[0].item())
+            if name == "c":
+                live["y"].copy_(live["x"][:4])  # nothing of `c`, and only in its turn
+
+    def make() -> Live:
+        return {"x": torch.arange(9.0), "y": torch.zeros(4), "z": torch.zeros(3)}
+
+    metas = [ParamMeta(name, (2,), F32) for name in "abc"]
+    plan = check(make, load, metas)
+    assert kinds(plan) == dict.fromkeys("abc", "fallback")
+
+
+def test_a_destination_never_lies_over_bytes_that_are_read_before() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            if name == "a":
+                live["y"].copy_(live["x"])  # as they were before the update
+                live["x"].copy_(w)
+            else:
+                live["z"].copy_(w)
+
+    def make() -> Live:
+        return {name: torch.full((2,), float(i)) for i, name in enumerate("xyz")}
+
+    metas = [ParamMeta(name, (2,), F32) for name in "ab"]
+    plan = check(make, load, metas)
+    # An engine that writes there first would have `y` filled with new bytes.
+    assert plan.get_dest("a") is None and plan.get_boxes("a") == (((0, 2),),)
+    assert plan.get_dest("b")
+
+
+def test_a_trace_by_hand_ends_well_after_a_read_that_it_refused() -> None:
+    live = {"x": torch.zeros(2)}
+    with loadplan.trace(live, [ParamMeta("a", (2,), F32), ParamMeta("b", (2,), F32)]) as trace:
+        live["x"].copy_(trace.tensor("b"))
+        try:
+            trace.tensor("a")[0].item()
+        except RuntimeError as error:
+            assert "`a`" in str(error)
+    assert trace.kind("a") == "fallback" and "aten::item" in trace.reason("a")
+    assert trace.kind("b") == "direct"
+
+
+def test_a_constant_beside_names_that_all_fall_back() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for _, w in weights:
+            live["x"].fill_(w[0].item())
+            live["y"].fill_(2)
+
+    plan = check(
+        lambda: {"x": torch.zeros(3), "y": torch.zeros(3)}, load, [ParamMeta("a", (2,), F32)]
+    )
+    assert kinds(plan) == {"a": "fallback"}
