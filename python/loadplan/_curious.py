@@ -58,12 +58,22 @@ def _naming(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         except (RuntimeError, TypeError, ValueError) as error:
             if not is_trace(self) or "needs the value of" in str(error):
                 raise
+            _refuse(self, f"Tensor.{name}")
             raise type(error)(
                 f"`Tensor.{name}` needs the value of {_what(self)}, which holds no data while it "
                 "is traced"
             ) from error
 
     return reader
+
+
+def _refuse(tensor: Tensor, read: str) -> None:
+    """Makes the names behind ``tensor`` fallbacks, in whatever thread of the pass this is."""
+    from ._passes import _loader_line, _tracers
+
+    tracer = getattr(_tracers, "current", None)
+    if tracer is not None:
+        tracer.refuse(tensor, read, _loader_line())
 
 
 def _what(tensor: Tensor) -> str:

@@ -270,7 +270,6 @@ LIVES: dict[str, Question] = {
     "t_": lambda g: g.w.clone().t_(),
     "unsqueeze_": lambda g: g.w.clone().unsqueeze_(0),
     "record_stream": lambda g: g.w.record_stream(None),
-    "arange on the device": lambda g: torch.arange(3, device=g.w.device).tolist(),
     "register_hook": lambda g: g.w.register_hook(lambda grad: grad),
     "storage from a real one": lambda g: g.w.untyped_storage().copy_(
         torch.zeros(4, 3).untyped_storage()
