@@ -315,10 +315,15 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
     fallbacks = handle.num_fallbacks()
     while fallbacks > 0:
         trace_fallback_call(tracer, targets, names, handle)
-        handle = tracer.build_plan(OVERLAPS.index(overlaps))
-        if handle.num_fallbacks() == fallbacks:
+        again = tracer.build_plan(OVERLAPS.index(overlaps))
+        joined = again.num_fallbacks() - fallbacks
+        # Fewer: everything fell back because a call with some names only does less than the
+        # loader does, which a call with all of them no longer shows.
+        if joined >= 0:
+            handle = again
+        if joined <= 0:
             break
-        fallbacks = handle.num_fallbacks()
+        fallbacks += joined
     seconds = time.perf_counter() - start
     session = session_of(model, create=True)
     plan = LoadPlan(handle, declared, placement_of(targets), session, seconds, rebound)

@@ -210,3 +210,18 @@ def test_a_constant_beside_names_that_all_fall_back() -> None:
         lambda: {"x": torch.zeros(3), "y": torch.zeros(3)}, load, [ParamMeta("a", (2,), F32)]
     )
     assert kinds(plan) == {"a": "fallback"}
+
+
+def test_names_that_all_fall_back_because_of_one_turn() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            if name == "c":
+                live["y"].copy_(live["x"])  # in the turn of a name that is not needed
+            else:
+                live["x"].copy_(w)  # `a` and `b` overlap
+
+    def make() -> Live:
+        return {"x": torch.zeros(3), "y": torch.zeros(3)}
+
+    plan = check(make, load, [ParamMeta(name, (3,), F32) for name in "abc"])
+    assert kinds(plan) == dict.fromkeys("abc", "fallback")
