@@ -30,6 +30,7 @@ std::vector<std::pair<std::int32_t, at::Tensor>> EagerCollection::Take() {
   std::vector<std::int32_t> parents(plan_.sources().size());
   std::iota(parents.begin(), parents.end(), 0);
   for (const NameOverlap& overlap : plan_.overlaps()) {
+    if (plan_.overlap_policy() != OverlapPolicy::kFallback) break;
     parents[static_cast<std::size_t>(Root(parents, overlap.second))] = Root(parents, overlap.first);
   }
   // Members of one set keep their order of arrival; the sorted places of the set are theirs.

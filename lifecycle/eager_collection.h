@@ -29,8 +29,8 @@ class EagerCollection {
   std::size_t size() const { return arrived_.size(); }
 
   // The names in the order of the call, each with its tensor, which the collection gives away:
-  // declared order, except that names which overlap one another share their places out in the
-  // order in which they arrived.
+  // declared order, except that names which overlap one another (and fall back for it) share
+  // their places out in the order in which they arrived.
   //
   // Example: `a`, `b`, `c` declared, `a` and `c` overlap, arrived as c, a, b: c, b, a.
   std::vector<std::pair<std::int32_t, at::Tensor>> Take();

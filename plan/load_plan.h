@@ -153,6 +153,9 @@ class LOADPLAN_API LoadPlan {
   const std::vector<WriteItem>& value_writes() const { return value_writes_; }
   const std::vector<Program>& programs() const { return programs_; }
   const std::vector<NameOverlap>& overlaps() const { return overlaps_; }
+  // What it was built with: under kFallback names that overlap go through the loader in
+  // the order of their arrival, else in declared order.
+  OverlapPolicy overlap_policy() const { return overlap_policy_; }
   const std::vector<UncoveredTarget>& uncovered() const { return uncovered_; }
   const std::vector<Premise>& premises() const { return premises_; }
   bool has_fallbacks() const;
@@ -210,6 +213,7 @@ class LOADPLAN_API LoadPlan {
   // Spans of live bytes that are read before the update writes anything.
   absl::flat_hash_map<StorageId, std::vector<ByteRange>> live_reads_;
   std::vector<NameOverlap> overlaps_;
+  OverlapPolicy overlap_policy_ = OverlapPolicy::kFallback;
   std::vector<UncoveredTarget> uncovered_;
   std::vector<Premise> premises_;
   absl::flat_hash_map<std::string_view, std::int32_t> by_name_;  // views into sources_

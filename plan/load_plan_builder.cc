@@ -26,6 +26,7 @@ LoadPlanBuilder::LoadPlanBuilder(BuildInput input)
       target_of_storage_(log_.storages.size(), -1),
       program_of_node_(log_.nodes.size(), -1) {
   plan_.sources_ = std::move(input_.sources);
+  plan_.overlap_policy_ = input_.overlaps;
   plan_.targets_ = std::move(input_.targets);
 }
 

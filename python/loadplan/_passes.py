@@ -130,7 +130,7 @@ class _Pass:
         sources, tensors = self.tracer.take_pass_tensors()
         # Dropped one by one, so that only what the loader keeps is alive after the pass.
         tensors.reverse()
-        last: Callable[[], Tensor | None] = lambda: None
+        last: weakref.ref[Tensor] | None = None
         for source in sources:
             self.current = source
             if len(tensors) == 1:
@@ -138,21 +138,36 @@ class _Pass:
             yield self.names[source], tensors.pop()
         # Only names that were left out can be waited for.
         if self.tracer.num_passes() > 1:
-            self.tracer.note_exhausted(_is_in_a_container(last()))
+            self.tracer.note_exhausted(_is_kept(last() if last else None))
 
     def refuse(self, message: str) -> NoReturn:
         raise RuntimeError(message) from self.cause
 
 
-def _is_in_a_container(tensor: Tensor | None) -> bool:
-    """Whether more than the variables of running functions show the tensor.
+def _is_kept(tensor: Tensor | None) -> bool:
+    """Whether more than the variables and iterators of a loop in progress show the tensor.
 
     None: the tensor is gone, and what is still alive of it is a view that was kept.
     """
-    return tensor is None or any(
-        not (inspect.isframe(holder) or inspect.isgenerator(holder))
-        for holder in gc.get_referrers(tensor)
-    )
+    # The loop's variable, the one here and the argument of the call: nothing else shows it.
+    return tensor is None or (sys.getrefcount(tensor) > 3 and _is_in_a_container(tensor))
+
+
+_ITERATORS = ("itertools", "builtins")
+
+
+def _is_in_a_container(value: object, above: object = None) -> bool:
+    holders = gc.get_referrers(value)
+    for holder in holders:
+        if holder is above or inspect.isframe(holder) or inspect.isgenerator(holder):
+            continue
+        if isinstance(holder, tuple):
+            # The pair that a loop is at, or one that lies in a list.
+            if above is None and _is_in_a_container(holder, holders):
+                return True
+        elif not (isinstance(holder, Iterator) and type(holder).__module__ in _ITERATORS):
+            return True
+    return False
 
 
 def describe(error: BaseException) -> str:
