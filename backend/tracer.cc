@@ -200,6 +200,11 @@ void Tracer::NoteExhausted(bool last_is_held) {
   state.held.last_counts = last_is_held;
 }
 
+const c10::StorageImpl* Tracer::LastStorageIfAlive() const {
+  if (state_->storages.empty()) return nullptr;
+  return state_->storages.back().lock().get();
+}
+
 bool Tracer::HasLiveTensors() const {
   return state_->last_session != nullptr && state_->last_session.use_count() > 1;
 }

@@ -67,6 +67,8 @@ class Tracer {
   // Call when the loader asks for more than the last tensor: notes which names it still
   // holds. `last_is_held`: more than the variable of a loop shows the last one.
   void NoteExhausted(bool last_is_held);
+  // The storage of the pass's last name; nullptr where no tensor shows it any more.
+  const c10::StorageImpl* LastStorageIfAlive() const;
   // After a pass: whether a trace tensor of it is still alive, and the names of those that
   // are checkpoint tensors.
   bool HasLiveTensors() const;

@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 import traceback
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -130,40 +129,44 @@ class _Pass:
         sources, tensors = self.tracer.take_pass_tensors()
         # Dropped one by one, so that only what the loader keeps is alive after the pass.
         tensors.reverse()
-        last: weakref.ref[Tensor] | None = None
         for source in sources:
             self.current = source
-            if len(tensors) == 1:
-                last = weakref.ref(tensors[0])
             yield self.names[source], tensors.pop()
         # Only names that were left out can be waited for.
         if self.tracer.num_passes() > 1:
-            self.tracer.note_exhausted(_is_kept(last() if last else None))
+            self.tracer.note_exhausted(self._last_is_kept())
+
+    def _last_is_kept(self) -> bool:
+        last = self.tracer.last_storage()
+        return last != 0 and _is_kept(last)
 
     def refuse(self, message: str) -> NoReturn:
         raise RuntimeError(message) from self.cause
 
 
-def _is_kept(tensor: Tensor | None) -> bool:
-    """Whether more than the variables and iterators of a loop in progress show the tensor.
-
-    None: the tensor is gone, and what is still alive of it is a view that was kept.
-    """
-    # The loop's variable, the one here and the argument of the call: nothing else shows it.
-    return tensor is None or (sys.getrefcount(tensor) > 3 and _is_in_a_container(tensor))
+def _is_kept(storage: int) -> bool:
+    """Whether more than variables and iterators of a loop in progress show tensors of a storage."""
+    shown = [
+        value
+        for value in gc.get_objects()
+        if issubclass(type(value), Tensor)
+        and value.device.type == "privateuseone"
+        and value.untyped_storage()._cdata == storage
+    ]
+    return any(_is_in_a_container(tensor, shown) for tensor in shown)
 
 
 _ITERATORS = ("itertools", "builtins")
 
 
-def _is_in_a_container(value: object, above: object = None) -> bool:
+def _is_in_a_container(value: object, ours: object, is_pair: bool = False) -> bool:
     holders = gc.get_referrers(value)
     for holder in holders:
-        if holder is above or inspect.isframe(holder) or inspect.isgenerator(holder):
+        if holder is ours or inspect.isframe(holder) or inspect.isgenerator(holder):
             continue
         if isinstance(holder, tuple):
             # The pair that a loop is at, or one that lies in a list.
-            if above is None and _is_in_a_container(holder, holders):
+            if not is_pair and _is_in_a_container(holder, holders, is_pair=True):
                 return True
         elif not (isinstance(holder, Iterator) and type(holder).__module__ in _ITERATORS):
             return True
