@@ -34,7 +34,9 @@ function(loadplan_add_compile_options)
   target_compile_options(loadplan_compile_options INTERFACE
     -Wall -Wextra -Wshadow -Wconversion -Wsign-conversion $<$<BOOL:${LOADPLAN_WERROR}>:-Werror>
     # Designated initialisers leave members out on purpose.
-    -Wno-missing-field-initializers)
+    -Wno-missing-field-initializers
+    # GCC 12 takes the inline storage of a moved absl::InlinedVector for uninitialised.
+    $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized>)
   target_include_directories(loadplan_compile_options INTERFACE
     ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR}/generated)
 endfunction()
