@@ -197,7 +197,9 @@ void Tracer::NoteExhausted(bool last_is_held) {
   state.held.names = state.Live();
   state.held.time = static_cast<Index>(state.session->log().copies.size());
   // The variable of a loop shows the last one, whatever else does.
-  state.held.last_counts = last_is_held;
+  const bool is_last =
+      !state.held.names.empty() && state.held.names.back() == state.sources_of_pass.back();
+  state.held.last_counts = last_is_held || !is_last;
 }
 
 const c10::StorageImpl* Tracer::LastStorageIfAlive() const {

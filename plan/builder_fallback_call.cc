@@ -112,7 +112,7 @@ absl::Status LoadPlanBuilder::NoteAnsweredReads() {
 // had just been kept until then (`list(weights)`).
 void LoadPlanBuilder::NoteHeld() {
   if (fallbacks_->empty()) return;
-  std::vector<Index> first_write(plan_.sources_.size(), -1);
+  std::vector<Index> first_write(plan_.sources_.size(), -1);  // -1: nothing is written
   const auto note = [&](std::int32_t name, std::int32_t time) {
     Index& first = first_write[static_cast<size_t>(name)];
     if (first < 0 || time < first) first = time;
@@ -126,10 +126,8 @@ void LoadPlanBuilder::NoteHeld() {
   const HeldNames& held = input_.held;
   for (const std::int32_t name : held.names) {
     const Index first = first_write[static_cast<size_t>(name)];
-    const bool counts = name != held.names.back() || held.last_counts;
-    if (first < 0 || (counts && first < held.time)) {
-      fallbacks_->Add(name, std::string(kHeldReason));
-    }
+    if (name == held.names.back() && !held.last_counts) continue;
+    if (first < held.time) fallbacks_->Add(name, std::string(kHeldReason));
   }
 }
 
