@@ -192,19 +192,17 @@ std::vector<std::int32_t> Tracer::State::Live() const {
   return live;
 }
 
-void Tracer::NoteExhausted(bool last_is_held) {
+void Tracer::NoteExhausted(std::vector<int32_t> held) {
   State& state = *state_;
-  state.held.names = state.Live();
-  state.held.time = static_cast<Index>(state.session->log().copies.size());
-  // The variable of a loop shows the last one, whatever else does.
-  const bool is_last =
-      !state.held.names.empty() && state.held.names.back() == state.sources_of_pass.back();
-  state.held.last_counts = last_is_held || !is_last;
+  state.held = {std::move(held), static_cast<Index>(state.session->log().copies.size())};
 }
 
-const c10::StorageImpl* Tracer::LastStorageIfAlive() const {
-  if (state_->storages.empty()) return nullptr;
-  return state_->storages.back().lock().get();
+std::vector<const c10::StorageImpl*> Tracer::LiveStorages() const {
+  std::vector<const c10::StorageImpl*> live;
+  for (const auto& storage : state_->storages) {
+    if (const auto strong = storage.lock()) live.push_back(strong.get());
+  }
+  return live;
 }
 
 bool Tracer::HasLiveTensors() const {

@@ -64,15 +64,14 @@ class Tracer {
   const std::vector<PassTensor>& pass() const;
   // The same, given away, so that only what the loader keeps stays alive.
   std::vector<PassTensor> TakePass();
-  // Call when the loader asks for more than the last tensor: notes which names it still
-  // holds. `last_is_held`: more than the variable of a loop shows the last one.
-  void NoteExhausted(bool last_is_held);
-  // The storage of the pass's last name; nullptr where no tensor shows it any more.
-  const c10::StorageImpl* LastStorageIfAlive() const;
-  // After a pass: whether a trace tensor of it is still alive, and the names of those that
-  // are checkpoint tensors.
+  // Call when the loader asks for more than the last tensor, with the names that it still
+  // holds by more than the variables of a loop (a subset of LiveNames).
+  void NoteExhausted(std::vector<int32_t> held);
+  // After a pass: whether a trace tensor of it is still alive.
   bool HasLiveTensors() const;
+  // Names whose storage is still alive, ascending, and these storages.
   std::vector<int32_t> LiveNames() const;
+  std::vector<const c10::StorageImpl*> LiveStorages() const;
   // Tells which name the loader was given last; for error messages only.
   void SetCurrent(int32_t source);
   // The line of the loader at which the current pass raised: the last refusal is there.

@@ -169,10 +169,16 @@ class TracerClass : public torch::CustomClassHolder {
     }
     return result;
   }
-  void note_exhausted(bool last_is_held) { tracer_->NoteExhausted(last_is_held); }
-  // As `UntypedStorage._cdata` says it; 0 where nothing shows it.
-  int64_t last_storage() const {
-    return static_cast<int64_t>(reinterpret_cast<std::intptr_t>(tracer_->LastStorageIfAlive()));
+  void note_exhausted(const Ints& held) {
+    tracer_->NoteExhausted(std::vector<std::int32_t>(held.begin(), held.end()));
+  }
+  // As `UntypedStorage._cdata` says them; parallel to live_names.
+  Ints live_storages() const {
+    Ints storages;
+    for (const c10::StorageImpl* storage : tracer_->LiveStorages()) {
+      storages.push_back(static_cast<int64_t>(reinterpret_cast<std::intptr_t>(storage)));
+    }
+    return storages;
   }
   bool has_live_tensors() const { return tracer_->HasLiveTensors(); }
   Ints live_names() const {
@@ -292,7 +298,7 @@ void DefineClasses(torch::Library& library) {
       .def("begin_pass", &TracerClass::begin_pass)
       .def("take_pass_tensors", &TracerClass::take_pass_tensors)
       .def("note_exhausted", &TracerClass::note_exhausted)
-      .def("last_storage", &TracerClass::last_storage)
+      .def("live_storages", &TracerClass::live_storages)
       .def("has_live_tensors", &TracerClass::has_live_tensors)
       .def("live_names", &TracerClass::live_names)
       .def("begin_fallback_pass", &TracerClass::begin_fallback_pass)

@@ -126,7 +126,6 @@ void LoadPlanBuilder::NoteHeld() {
   const HeldNames& held = input_.held;
   for (const std::int32_t name : held.names) {
     const Index first = first_write[static_cast<size_t>(name)];
-    if (name == held.names.back() && !held.last_counts) continue;
     if (first < held.time) fallbacks_->Add(name, std::string(kHeldReason));
   }
 }

@@ -28,11 +28,11 @@ struct FallbackCall {
   std::optional<std::vector<Write>> written;  // its copies into targets
 };
 
-// Names whose tensors the loader still held when it had been given the last one.
+// Names whose tensors the loader still held, by more than the variables of a loop, when it
+// had been given the last one.
 struct HeldNames {
   std::vector<std::int32_t> names;  // ascending
   Index time = 0;                   // copies before that moment
-  bool last_counts = true;          // whether the greatest is held by more than a loop's variable
 };
 
 struct BuildInput {

@@ -134,11 +134,15 @@ class _Pass:
             yield self.names[source], tensors.pop()
         # Only names that were left out can be waited for.
         if self.tracer.num_passes() > 1:
-            self.tracer.note_exhausted(self._last_is_kept())
+            self.tracer.note_exhausted(self._held())
 
-    def _last_is_kept(self) -> bool:
-        last = self.tracer.last_storage()
-        return last != 0 and _is_kept(last)
+    def _held(self) -> list[int]:
+        """Names that the loader still holds; of a few, those that more than a loop shows."""
+        names: list[int] = self.tracer.live_names()
+        if len(names) > _FEW:
+            return names
+        storages = self.tracer.live_storages()
+        return [name for name, storage in zip(names, storages, strict=True) if _is_kept(storage)]
 
     def refuse(self, message: str) -> NoReturn:
         raise RuntimeError(message) from self.cause
@@ -156,6 +160,8 @@ def _is_kept(storage: int) -> bool:
     return any(_is_in_a_container(tensor, shown) for tensor in shown)
 
 
+# The garbage collector is asked about so many; it looks at all that the process holds.
+_FEW = 8
 _ITERATORS = ("itertools", "builtins")
 
 

@@ -59,12 +59,6 @@ INSTANTIATE_TEST_SUITE_P(
          std::string(kPlanned) +
              "h: fallback, the loader held it to the end, maybe for a name that goes through the "
              "loader\n"},
-        {"WrittenAndShownByALoop",
-         [](LogBuilder& log) {
-           Two two(log);
-           log.input().held = {{0}, 1, /*last_counts=*/false};
-         },
-         kPlanned},
         {"WrittenAfterTheLastNameCame",
          [](LogBuilder& log) {
            Two two(log);
