@@ -315,6 +315,38 @@ std::vector<ExternalTensor> TraceSession::LiveExternals() const {
   return live;
 }
 
+// Holds the mutex.
+std::string TraceSession::DescribeStorage(StorageId storage) const {
+  if (IsTarget(storage)) return absl::StrCat("target `", targets_->NameOf(storage), "`");
+  const StorageRecord& record = log_.storages[static_cast<std::size_t>(storage)];
+  switch (record.kind) {
+    case StorageKind::kCheckpoint:
+      return absl::StrCat("`", source_names_[static_cast<std::size_t>(record.ref)], "`");
+    case StorageKind::kConstant:
+      return "a constant";
+    case StorageKind::kValue:
+      return absl::StrCat("`", log_.nodes[static_cast<std::size_t>(record.ref)].op, "`");
+    case StorageKind::kTarget:
+    case StorageKind::kTemporary:
+    case StorageKind::kScratch:
+      break;
+  }
+  return absl::StrCat("temporary ", storage);
+}
+
+std::vector<std::string> TraceSession::DescribeCopies() const {
+  std::vector<std::string> lines;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  lines.reserve(log_.copies.size());
+  for (const CopyRecord& copy : log_.copies) {
+    std::string dtypes(copy.from_dtype.name);
+    if (copy.map.is_cast()) absl::StrAppend(&dtypes, " to ", std::string(copy.to_dtype.name));
+    lines.push_back(absl::StrCat(DescribeStorage(copy.to), " <- ", DescribeStorage(copy.from), " [",
+                                 absl::StrJoin(copy.map.shape(), ", "), "] ", dtypes));
+  }
+  return lines;
+}
+
 std::string TraceSession::Describe(const at::Tensor& tensor) const {
   const TouchedStorage touched = Find(tensor);
   if (touched.storage < 0) return "a real tensor";

@@ -109,6 +109,10 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   // is still alive: mirrors. Called after End.
   std::vector<ReadRecord> LiveMirrors() const;
 
+  // What has been copied so far, for curious people: `target <- checkpoint tensor`, shapes and
+  // dtypes.
+  std::vector<std::string> DescribeCopies() const;
+
   StorageGuards& guards() { return guards_; }
   const RecordLog& log() const { return log_; }
   const TargetSet& targets() const { return *targets_; }
@@ -125,6 +129,7 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   };
 
   StorageId AddStorage(StorageRecord record);
+  std::string DescribeStorage(StorageId storage) const;
   // The id of the storage behind `tensor`, registering a real one. Holds the mutex.
   StorageId Register(const at::Tensor& tensor);
   StorageId RegisterWritten(const at::Tensor& tensor);

@@ -213,6 +213,10 @@ std::vector<int32_t> Tracer::LiveNames() const { return state_->Live(); }
 const std::vector<PassTensor>& Tracer::pass() const { return state_->pass; }
 void Tracer::SetWhere(std::string where) { state_->where = std::move(where); }
 void Tracer::SetCurrent(int32_t source) { state_->current = source; }
+std::vector<std::string> Tracer::DescribeCopies() const {
+  const auto& session = state_->session != nullptr ? state_->session : state_->last_session;
+  return session == nullptr ? std::vector<std::string>{} : session->DescribeCopies();
+}
 int Tracer::num_passes() const { return state_->num_passes; }
 const std::vector<SourceMeta>& Tracer::metas() const { return state_->metas; }
 const std::shared_ptr<const TargetSet>& Tracer::targets() const { return state_->targets; }

@@ -86,6 +86,9 @@ class Tracer {
   // Ends the pass without a verdict (a context manager that repeats nothing).
   void AbandonPass();
 
+  // One line for each copy of the current pass, or of the last one: `target `p` <- `w` [4, 4]
+  // float32`.
+  std::vector<std::string> DescribeCopies() const;
   int num_passes() const;
   // Starts a pass in which the loader gets only those fallback names of `plan` that can be
   // traced, maybe none: what it does then is what the fallback call of an update does beside the

@@ -200,6 +200,7 @@ class TracerClass : public torch::CustomClassHolder {
     return {verdict.kind, std::move(verdict.message)};
   }
   void abandon_pass() { tracer_->AbandonPass(); }
+  Strings copies() const { return tracer_->DescribeCopies(); }
   int64_t num_passes() const { return tracer_->num_passes(); }
   void mark_fallback(int64_t source, const std::string& reason) {
     tracer_->MarkFallback(static_cast<std::int32_t>(source), reason);
@@ -309,6 +310,7 @@ void DefineClasses(torch::Library& library) {
       .def("join_thread", &TracerClass::join_thread)
       .def("end_pass", &TracerClass::end_pass)
       .def("abandon_pass", &TracerClass::abandon_pass)
+      .def("copies", &TracerClass::copies)
       .def("num_passes", &TracerClass::num_passes)
       .def("mark_fallback", &TracerClass::mark_fallback)
       .def("build_plan", &TracerClass::build_plan);

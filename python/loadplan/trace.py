@@ -69,6 +69,11 @@ class Trace:
         return self._tensors[name]
 
     @property
+    def records(self) -> tuple[str, ...]:
+        """One line for each copy so far: ``target `p` <- `w` [4, 4] float32``."""
+        return tuple(self._tracer.copies()) if self._tracer is not None else ()
+
+    @property
     def plan(self) -> LoadPlan:
         """What the pass comes to, after it."""
         if self._plan is None:

@@ -730,6 +730,7 @@ def test_trace_by_hand() -> None:
     with loadplan.trace(live, metas_of(w=(4,), v=(2,))) as one:
         weight = one.tensor("w")
         live["w"].copy_(weight[2:])
+        assert one.records == ("target `w` <- `w` [2] float32",)
         with pytest.raises(KeyError, match="`z` was not declared"):
             one.tensor("z")
         with pytest.raises(RuntimeError, match="no result"):
