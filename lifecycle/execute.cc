@@ -78,9 +78,27 @@ void PlanExecutor::IndexPrograms() {
   }
 }
 
+namespace {
+
+// How live bytes are kept until they are written: the map into the buffer and the map out of it.
+// Packed; but items of a cast with the gaps that they had, because torch converts a row of
+// items otherwise than scattered ones where they are NaN.
+std::pair<StridedMap, StridedMap> KeptMap(const WriteItem& item) {
+  if (item.casts.empty()) return {PackedTo(item.map), PackedFrom(item.map)};
+  const ByteRange span = item.map.FromSpan();
+  MapSide side = item.map.from();
+  side.byte_offset -= span.start;
+  const MapSide bytes{0, {1}, 1};
+  return {
+      StridedMap::Unchecked({span.nbytes()}, bytes, {span.start, {1}, 1}, /*is_cast=*/false),
+      StridedMap::Unchecked(item.map.shape(), item.map.to(), std::move(side), /*is_cast=*/true)};
+}
+
+}  // namespace
+
 absl::Status PlanExecutor::Begin() {
   for (const WriteItem& item : plan_.live_copies()) {
-    const StridedMap packed = PackedTo(item.map);
+    const StridedMap packed = KeptMap(item).first;
     at::Tensor bytes =
         NewBytes(packed.nbytes(), At(targets_->storages(), item.origin.index).device());
     absl::Status status =
@@ -131,7 +149,7 @@ absl::Status PlanExecutor::Finish() {
   }
   for (std::size_t i = 0; i < live_bytes_.size(); ++i) {
     WriteItem item = plan_.live_copies()[i];
-    item.map = PackedFrom(item.map);
+    item.map = KeptMap(item).second;
     absl::Status status = Write(item, ByteSide::OfStorage(std::move(live_bytes_[i])));
     if (!status.ok()) return status;
   }
