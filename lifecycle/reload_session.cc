@@ -330,6 +330,10 @@ absl::StatusOr<Receipt> ReloadSession::Finish() {
   absl::Status status = CheckTransition(state_, SessionEvent::kFinish);
   if (!status.ok()) return status;
   if (!prepared_) return absl::InternalError("Finish before PrepareFinish");
+  if (collection_ != nullptr && collection_->size() > 0 && !eager_called_) {
+    return absl::FailedPreconditionError(
+        "the call of load_weights with the fallback names has not been made");
+  }
   Receipt receipt;
   if (executor_ != nullptr) {
     const c10::NoGradGuard no_grad;

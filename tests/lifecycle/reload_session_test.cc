@@ -285,34 +285,35 @@ class EagerSessionTest : public ReloadSessionTest {
   }
 };
 
-TEST_F(EagerSessionTest, CollectsEveryNameForOneCall) {
+TEST_F(EagerSessionTest, CollectsTheFallbackNamesForOneCall) {
   StartAndBegin();
-  DeliverAll();
+  ASSERT_THAT(session_.Deliver("b", b_), IsOk());
   EXPECT_FALSE(session_.EagerReady());
-  EXPECT_TRUE(session_.NeedsEagerCall());
-  ASSERT_THAT(session_.Deliver("unused", at::zeros({5})), IsOk());
+  EXPECT_FALSE(session_.NeedsEagerCall());
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
   EXPECT_TRUE(session_.EagerReady());
-  ExpectOldBytes();
+  EXPECT_TRUE(session_.NeedsEagerCall());
   std::vector<std::string> names;
   for (const auto& [name, tensor] : session_.TakeEagerCall()) names.push_back(name);
-  EXPECT_THAT(names, ElementsAre("x", "a", "b", "unused"));
+  EXPECT_THAT(names, ElementsAre("x"));
   EXPECT_FALSE(session_.NeedsEagerCall());
   ASSERT_THAT(session_.EagerDone("", log_.live()), IsOk());
+  ASSERT_THAT(session_.Deliver("a", a_), IsOk());
   ASSERT_THAT(Finish(), IsOk());
-  EXPECT_EQ(receipt_.names.size(), 4U);
-  ExpectOldBytes();  // nothing by plan, no constant either
+  EXPECT_EQ(receipt_.names.size(), 3U);
 }
 
 TEST_F(EagerSessionTest, ARefusedArrivalOrAnAbortWritesNothing) {
   StartAndBegin();
-  DeliverAll();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
   ASSERT_THAT(session_.Abort(), IsOk());
   EXPECT_EQ(state(), SessionState::kIdle);
   StartAndBegin();
-  DeliverAll();
-  EXPECT_THAT(session_.Deliver("a", a_),
-              StatusIs(kInvalid, HasSubstr("3 of 4 names had arrived: `b`, `x`, `a`")));
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  EXPECT_THAT(session_.Deliver("x", x_),
+              StatusIs(kInvalid, HasSubstr("1 of 4 names had arrived: `x`")));
   EXPECT_THAT(session_.report().undefined, IsEmpty());
+  ExpectOldBytes();
 }
 
 TEST_F(EagerSessionTest, TheLoadersErrorFailsTheSession) {
@@ -334,11 +335,10 @@ TEST_F(EagerSessionTest, ALoaderThatMovesATargetFailsTheSession) {
               StatusIs(kPrecondition, HasSubstr("`w` has moved")));
 }
 
-TEST_F(EagerSessionTest, IsAllOrNothing) {
+TEST_F(EagerSessionTest, DoesNotFinishBeforeTheCall) {
   StartAndBegin();
-  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
-  partial_ = {"x"};
-  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("without fallbacks")));
+  DeliverAll();
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("has not been made")));
 }
 
 }  // namespace
