@@ -14,14 +14,6 @@ namespace {
 
 thread_local std::shared_ptr<CallWatch> thread_watch;
 
-bool MayShareBytes(const StridedLayout& a, const StridedLayout& b) {
-  const ByteRange one = a.Span();
-  const ByteRange other = b.Span();
-  if (one.stop <= other.start || other.stop <= one.start) return false;
-  const absl::StatusOr<bool> overlaps = Overlaps(a, b);
-  return !overlaps.ok() || *overlaps;
-}
-
 }  // namespace
 
 CallWatch::CallWatch(const LoadPlan& plan, std::shared_ptr<const TargetSet> targets)

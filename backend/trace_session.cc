@@ -136,13 +136,9 @@ TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {
   const RealStorage& real = real_.find(StorageOf(tensor))->second;
   if (real.stale_copies.empty()) return touched;
   const StridedLayout layout = LayoutOf(tensor);
-  const ByteRange span = layout.Span();
   for (const std::int32_t copy : real.stale_copies) {
     const StridedMap& map = log_.copies[static_cast<std::size_t>(copy)].map;
-    const ByteRange other = map.ToSpan();
-    if (other.stop <= span.start || span.stop <= other.start) continue;
-    const absl::StatusOr<bool> overlaps = Overlaps(layout, map.ToLayout());
-    if (!overlaps.ok() || *overlaps) return {Touch::kStale, real.id};
+    if (MayShareBytes(layout, map.ToLayout())) return {Touch::kStale, real.id};
   }
   return touched;
 }

@@ -213,6 +213,14 @@ absl::StatusOr<bool> Overlaps(const StridedLayout& a, const StridedLayout& b, In
   return *nbytes > 0;
 }
 
+bool MayShareBytes(const StridedLayout& a, const StridedLayout& b) {
+  const ByteRange one = a.Span();
+  const ByteRange other = b.Span();
+  if (one.stop <= other.start || other.stop <= one.start) return false;
+  const absl::StatusOr<bool> overlaps = Overlaps(a, b);
+  return !overlaps.ok() || *overlaps;
+}
+
 absl::StatusOr<std::vector<OverlapPair>> FindOverlaps(std::span<const StridedLayout> layouts,
                                                       Index max_pieces) {
   // Most writes are apart already by where they begin and end: sort those first, and

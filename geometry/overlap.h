@@ -17,6 +17,10 @@ namespace loadplan {
 LOADPLAN_API absl::StatusOr<bool> Overlaps(const StridedLayout& a, const StridedLayout& b,
                                            Index max_pieces = kDefaultMaxPieces);
 
+// The same for callers that must not miss an overlap: true also where Overlaps gives up. Spans that
+// do not meet are told apart at once.
+LOADPLAN_API bool MayShareBytes(const StridedLayout& a, const StridedLayout& b);
+
 // Two writes that share bytes: indices into the input, first < second.
 struct OverlapPair {
   Index first = 0;

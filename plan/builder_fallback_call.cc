@@ -13,14 +13,6 @@
 namespace loadplan {
 namespace {
 
-bool MayShareBytes(const StridedLayout& a, const StridedLayout& b) {
-  const ByteRange one = a.Span();
-  const ByteRange other = b.Span();
-  if (one.stop <= other.start || other.stop <= one.start) return false;
-  const absl::StatusOr<bool> overlaps = Overlaps(a, b);
-  return !overlaps.ok() || *overlaps;
-}
-
 // The bytes that the map copies; the range that holds them where it reads backwards.
 StridedLayout FromRegion(const StridedMap& map) {
   const MapSide& from = map.from();

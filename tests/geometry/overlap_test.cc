@@ -229,5 +229,12 @@ TEST(FindOverlapsPropertyTest, EqualsBruteForceForTilesOfAMatrix) {
   });
 }
 
+TEST(MayShareBytesTest, TellsSpansAndInterleavedColumnsApart) {
+  const StridedLayout left = Layout(0, {4, 2}, {4, 1}, 1);
+  EXPECT_FALSE(MayShareBytes(left, Layout(2, {4, 2}, {4, 1}, 1)));
+  EXPECT_TRUE(MayShareBytes(left, Layout(1, {4, 2}, {4, 1}, 1)));
+  EXPECT_FALSE(MayShareBytes(left, Layout(16, {4}, {1}, 1)));
+}
+
 }  // namespace
 }  // namespace loadplan
