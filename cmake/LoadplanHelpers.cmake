@@ -53,6 +53,34 @@ function(loadplan_layers_upto last out)
   set(${out} ${found} PARENT_SCOPE)
 endfunction()
 
+# With LOADPLAN_PCH, torch's headers are parsed once for a tree and not once for a file: builds
+# take half the time. Off by default, because a missing #include goes unnoticed with it.
+# One for libraries and one for programs, which are compiled with -fPIC and -fPIE.
+function(loadplan_use_precompiled_headers target)
+  if(NOT LOADPLAN_PCH)
+    return()
+  endif()
+  get_target_property(type ${target} TYPE)
+  if(type STREQUAL EXECUTABLE)
+    set(pch loadplan_program_pch)
+  else()
+    set(pch loadplan_library_pch)
+  endif()
+  if(NOT TARGET ${pch})
+    if(type STREQUAL EXECUTABLE)
+      add_executable(${pch} EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/cmake/empty.cc)
+    else()
+      add_library(${pch} OBJECT EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/cmake/empty.cc)
+    endif()
+    target_link_libraries(${pch} PRIVATE ${LOADPLAN_ABSL} ${LOADPLAN_TORCH} loadplan_compile_options)
+    target_precompile_headers(${pch} PRIVATE <ATen/core/Tensor.h> <ATen/core/dispatch/Dispatcher.h>
+      <absl/container/flat_hash_map.h> <absl/status/statusor.h> <absl/strings/str_cat.h>)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${pch})
+  # ccache looks into precompiled headers with this.
+  target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
+endfunction()
+
 # loadplan_add_layer(plan SOURCES a.cc b.cc LINK <libraries>)
 #
 # An object library, so that each file is compiled once for the shared library and for
@@ -63,6 +91,9 @@ function(loadplan_add_layer name)
   add_library(loadplan_${name} OBJECT ${arg_SOURCES})
   add_library(loadplan::${name} ALIAS loadplan_${name})
   target_link_libraries(loadplan_${name} PUBLIC ${arg_LINK} PRIVATE loadplan_compile_options)
+  if(loadplan::torch_cpu IN_LIST arg_LINK)
+    loadplan_use_precompiled_headers(loadplan_${name})
+  endif()
 endfunction()
 
 # loadplan_add_test(plan_test LAYER plan [LABEL unit] SOURCES a_test.cc ...)
@@ -78,6 +109,9 @@ function(loadplan_add_test name)
   loadplan_layers_upto(${arg_LAYER} layers)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE ${layers} GTest::gmock_main loadplan_compile_options)
+  if(NOT arg_LAYER MATCHES "^(geometry|plan)$")
+    loadplan_use_precompiled_headers(${name})
+  endif()
   # The same false alarm about moved inline vectors, in its other form.
   target_compile_options(${name} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-uninitialized>)
   # Tests are found when ctest starts, so that building runs nothing.
