@@ -3,47 +3,18 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <chrono>
 #include <exception>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/arrival.h"
 #include "lifecycle/update_checks.h"
 
 namespace loadplan {
-namespace {
-
-constexpr std::size_t kNamesInMessage = 10;
-
-double Now() {
-  const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(since_epoch).count();
-}
-
-// "`a`, `b` and 7 more".
-template <typename NameOf>
-std::string Quoted(std::span<const std::int32_t> entries, NameOf name_of) {
-  const std::span<const std::int32_t> shown =
-      entries.first(std::min(entries.size(), kNamesInMessage));
-  std::string text = absl::StrJoin(shown, ", ", [&](std::string* out, std::int32_t entry) {
-    absl::StrAppend(out, "`", name_of(entry), "`");
-  });
-  if (entries.size() > shown.size()) {
-    absl::StrAppend(&text, " and ", entries.size() - shown.size(), " more");
-  }
-  return text;
-}
-
-absl::Status Annotate(const absl::Status& status, const std::string& suffix) {
-  return absl::Status(status.code(), absl::StrCat(status.message(), suffix));
-}
-
-}  // namespace
 
 absl::Status ReloadSession::Start(std::vector<std::string> required) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = CheckTransition(state_, SessionEvent::kStart);
+  absl::Status status = CheckEvent(SessionEvent::kStart);
   if (!status.ok()) return status;
   Clear();
   required_ = std::move(required);
@@ -54,11 +25,8 @@ absl::Status ReloadSession::Start(std::vector<std::string> required) {
 absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
                                   std::span<const LiveTarget> current) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = CheckTransition(state_, SessionEvent::kLoad);
-  if (!status.ok()) {
-    return error_.empty() ? status
-                          : Annotate(status, absl::StrCat(" (it failed with: ", error_, ")"));
-  }
+  absl::Status status = CheckEvent(SessionEvent::kLoad);
+  if (!status.ok()) return status;
   if (plan_ == plan) return absl::OkStatus();
   if (plan_ != nullptr) {
     return absl::FailedPreconditionError(
@@ -132,7 +100,7 @@ absl::Status ReloadSession::EnsureBegun() {
 }
 
 absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tensor& tensor) {
-  absl::Status status = CheckTransition(state_, SessionEvent::kLoad);
+  absl::Status status = CheckEvent(SessionEvent::kLoad);
   if (!status.ok()) return status;
   if (plan_ == nullptr) return absl::InternalError("Deliver before Begin");
   absl::StatusOr<std::int32_t> entry = CheckArrival(name, tensor);
@@ -159,7 +127,7 @@ absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tenso
 
 absl::Status ReloadSession::ReportDelivered(std::string_view name) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = CheckTransition(state_, SessionEvent::kLoad);
+  absl::Status status = CheckEvent(SessionEvent::kLoad);
   if (!status.ok()) return status;
   if (plan_ == nullptr) return absl::InternalError("ReportDelivered before Begin");
   const std::optional<std::int32_t> entry = plan_->plan().Find(name);
@@ -225,164 +193,6 @@ absl::Status ReloadSession::EagerDone(const std::string& error,
   return status.ok() ? status : Fail(status);
 }
 
-absl::StatusOr<ReloadSession::Names> ReloadSession::PartialNames(
-    const std::vector<std::string>& partial) const {
-  Names names;
-  for (const std::string& name : partial) {
-    const std::optional<std::int32_t> entry = plan_->plan().Find(name);
-    if (!entry.has_value()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("`partial` lists `", name, "`, which was not declared"));
-    }
-    names.push_back(*entry);
-  }
-  std::ranges::sort(names);
-  return names;
-}
-
-ReloadSession::Names ReloadSession::Missing(const std::optional<Names>& partial) const {
-  // Destinations were handed out and nothing is reported: what could have been written
-  // through them may have been.
-  const bool trusts_engine = plan_->gave_destinations && !reported_;
-  const auto is_missing = [&](std::int32_t entry) {
-    if (has_landed(entry)) return false;
-    if (plan_->plan().entries()[static_cast<std::size_t>(entry)].kind == EntryKind::kUnneeded) {
-      return false;
-    }
-    return !(trusts_engine && plan_->plan().GetDest(entry).has_value());
-  };
-  Names missing;
-  if (partial.has_value()) {
-    std::ranges::copy_if(*partial, std::back_inserter(missing), is_missing);
-    return missing;
-  }
-  for (std::int32_t entry = 0; entry < static_cast<std::int32_t>(landed_.size()); ++entry) {
-    if (is_missing(entry)) missing.push_back(entry);
-  }
-  return missing;
-}
-
-absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::string>>& partial,
-                                          std::span<const LiveTarget> current) {
-  const std::lock_guard lock(mutex_);
-  absl::Status status = CheckTransition(state_, SessionEvent::kFinish);
-  if (!status.ok()) {
-    return error_.empty() ? status
-                          : Annotate(status, absl::StrCat(" (it failed with: ", error_, ")"));
-  }
-  if (plan_ == nullptr) {
-    if (!required_.empty() || !undefined_.empty()) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("nothing was loaded in this reload, but ",
-                       required_.empty() ? "a failed update has to be made good"
-                                         : absl::StrCat("`", required_.front(), "` is required"),
-                       "; call `load_planned` before `finish_reload`"));
-    }
-    prepared_ = true;
-    return absl::OkStatus();
-  }
-  std::optional<Names> selected;
-  if (partial.has_value()) {
-    if (!undefined_.empty()) {
-      return absl::FailedPreconditionError(
-          "`partial` after a failed update would leave weights undefined; send a complete update");
-    }
-    absl::StatusOr<Names> names = PartialNames(*partial);
-    if (!names.ok()) return names.status();
-    for (const std::int32_t entry : arrived_) {
-      if (std::ranges::binary_search(*names, entry)) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "`", NameOf(entry), "` arrived but `partial` does not list it; list what was sent"));
-    }
-    if (status = CheckWhole(plan_->plan(), *names); !status.ok()) return status;
-    if (collection_ != nullptr && collection_->size() > 0 && !AllFallbacksArrived()) {
-      return absl::FailedPreconditionError(
-          "`partial` lists some fallback names and not all: they go through the loader in one "
-          "call; send "
-          "all of them or none");
-    }
-    selected = std::move(*names);
-  }
-  const Names missing = Missing(selected);
-  if (!missing.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(missing.size(), " planned name(s) did not arrive: ",
-                     Quoted(missing, [&](std::int32_t entry) { return NameOf(entry); }),
-                     "; send them, or name what was sent in `partial`; ", LandedText()));
-  }
-  if (!begun_ && executor_ != nullptr && plan_->gave_destinations &&
-      PlanExecutor::ReadsLiveBytes(plan_->plan())) {
-    return absl::FailedPreconditionError(
-        "the plan reads live bytes before it writes them, and destinations were written without "
-        "`load_planned`; load through `load_planned`");
-  }
-  if (!eager_called_) {
-    if (status = plan_->layout.Check(current); !status.ok()) {
-      return wrote_ ? Fail(status) : status;
-    }
-  }
-  prepared_ = true;
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Receipt> ReloadSession::Finish() {
-  const std::lock_guard lock(mutex_);
-  absl::Status status = CheckTransition(state_, SessionEvent::kFinish);
-  if (!status.ok()) return status;
-  if (!prepared_) return absl::InternalError("Finish before PrepareFinish");
-  if (collection_ != nullptr && collection_->size() > 0 && !eager_called_) {
-    return absl::FailedPreconditionError(
-        "the call of load_weights with the fallback names has not been made");
-  }
-  Receipt receipt;
-  if (executor_ != nullptr) {
-    const c10::NoGradGuard no_grad;
-    if (status = EnsureBegun(); !status.ok()) return Fail(status);
-    wrote_ = true;
-    if (status = executor_->Finish(); !status.ok()) return Fail(status);
-    receipt.nbytes = executor_->written_nbytes();
-  }
-  receipt.nbytes += eager_nbytes_;
-  for (const std::int32_t entry : arrived_) receipt.names.push_back(NameOf(entry));
-  receipt.seconds = Now() - since_;
-  undefined_.clear();
-  Clear();
-  Enter(SessionState::kIdle);
-  return receipt;
-}
-
-absl::Status ReloadSession::Abort() {
-  const std::lock_guard lock(mutex_);
-  absl::Status status = CheckTransition(state_, SessionEvent::kAbort);
-  if (!status.ok()) {
-    return error_.empty() ? status
-                          : Annotate(status, absl::StrCat(" (it failed with: ", error_, ")"));
-  }
-  if (wrote_) {
-    MarkUndefined();
-    error_ = absl::StrCat("the update was aborted after its first write; ", LandedText());
-    Enter(SessionState::kFailed);
-    return absl::OkStatus();
-  }
-  Clear();
-  // An update that failed before this one is still to be made good.
-  Enter(undefined_.empty() ? SessionState::kIdle : SessionState::kFailed);
-  if (!undefined_.empty()) error_ = "an earlier update failed and was not made good";
-  return absl::OkStatus();
-}
-
-SessionReport ReloadSession::report() const {
-  const std::lock_guard lock(mutex_);
-  SessionReport report;
-  report.state = state_;
-  report.since = since_;
-  report.error = error_;
-  for (const std::int32_t entry : arrived_) report.landed.push_back(NameOf(entry));
-  for (const auto& [name, uncovered] : undefined_) report.undefined.push_back(name);
-  std::ranges::sort(report.undefined);
-  return report;
-}
-
 const std::string& ReloadSession::NameOf(std::int32_t entry) const {
   return plan_->plan().sources()[static_cast<std::size_t>(entry)].name;
 }
@@ -390,48 +200,6 @@ const std::string& ReloadSession::NameOf(std::int32_t entry) const {
 void ReloadSession::Land(std::int32_t entry) {
   landed_[static_cast<std::size_t>(entry)] = true;
   arrived_.push_back(entry);
-}
-
-std::string ReloadSession::LandedText() const {
-  if (arrived_.empty()) return "nothing had landed";
-  const bool waits = collection_ != nullptr && collection_->size() > 0 && !eager_called_;
-  const char* verb = waits ? " had arrived: " : " had landed: ";
-  return absl::StrCat(arrived_.size(), " of ", landed_.size(), " names", verb,
-                      Quoted(arrived_, [&](std::int32_t entry) { return NameOf(entry); }));
-}
-
-absl::Status ReloadSession::Fail(absl::Status status) {
-  status = Annotate(status, absl::StrCat("; ", LandedText(),
-                                         wrote_ ? "; the weights are undefined until a complete "
-                                                  "new update"
-                                                : ""));
-  error_ = std::string(status.message());
-  if (wrote_) MarkUndefined();
-  executor_.reset();
-  collection_.reset();
-  Enter(SessionState::kFailed);
-  return status;
-}
-
-void ReloadSession::MarkUndefined() {
-  const LoadPlan& plan = plan_->plan();
-  std::vector<Index> uncovered(plan.targets().size(), 0);
-  for (const UncoveredTarget& item : plan.uncovered()) {
-    uncovered[static_cast<std::size_t>(item.target)] = item.nbytes;
-  }
-  for (std::size_t i = 0; i < plan.targets().size(); ++i) {
-    const TargetTensor& target = plan.targets()[i];
-    // What only a fallback writes is not among the plan's bytes: assume all of it.
-    const Index left = plan.has_fallbacks() ? 0 : uncovered[i];
-    if (left == target.layout.nbytes()) continue;
-    const auto [entry, is_new] = undefined_.emplace(target.name, left);
-    if (!is_new) entry->second = std::min(entry->second, left);
-  }
-}
-
-void ReloadSession::Enter(SessionState state) {
-  state_ = state;
-  since_ = Now();
 }
 
 void ReloadSession::Clear() {

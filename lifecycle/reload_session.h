@@ -127,11 +127,15 @@ class LOADPLAN_API ReloadSession {
   absl::StatusOr<Names> PartialNames(const std::vector<std::string>& partial) const;
   Names Missing(const std::optional<Names>& partial) const;
   void Land(std::int32_t entry);
+  // The event is allowed in this state; else its own words, with what failed the session.
+  absl::Status CheckEvent(SessionEvent event) const;
+  std::string Quoted(std::span<const std::int32_t> entries) const;
   std::string LandedText() const;
   // The session has failed with `status`; returns it with what landed.
   absl::Status Fail(absl::Status status);
   void MarkUndefined();
   void Enter(SessionState state);
+  static double SecondsSince(double then);
   void Clear();
 
   mutable std::mutex mutex_;

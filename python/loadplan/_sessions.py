@@ -7,6 +7,7 @@ from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from ._library import classes
+from ._modes import Mode, make_mode
 from .targets import Model, Targets, as_targets
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ class Session:
 
     def __init__(self, model: Model) -> None:
         self.handle: Any = classes.ReloadSession()
+        self.mode: Mode = make_mode("direct")
         self._model = weakref.ref(model)
         self._known: LoadPlan | None = None
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
-from ._library import classes
-from ._passes import join_threads
+from ._fallback_call import call_loader
+from ._modes import make_mode
 from ._sessions import Session, session_of
 from .plan import LoadPlan, reload_mode
 from .targets import Model, as_targets
@@ -51,8 +50,7 @@ def start_reload(
     ``required``: patterns of target names; the first write is refused when one of them is not
     covered by bytes.  Only ``mode="direct"`` without ``atomic`` is available yet.
     """
-    if reload_mode(mode) != "direct":
-        raise NotImplementedError("mode='layerwise' is not available yet; use mode='direct'")
+    chosen = make_mode(reload_mode(mode))
     if atomic:
         raise NotImplementedError("atomic=True is not available yet; start without it")
     if isinstance(required, str):
@@ -60,9 +58,8 @@ def start_reload(
     targets = as_targets(model)
     session = session_of(model, create=True)
     session.handle.start([*targets.required, *required])
-    if targets.restore is not None:
-        for layer in targets.layers():
-            targets.restore(layer)
+    session.mode = chosen
+    chosen.start(targets)
 
 
 def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -86,7 +83,8 @@ def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tens
             _check_item(name, tensor)
             deliver(name, tensor)
     if session.handle.eager_ready():
-        _call_loader(session)
+        call_loader(session)
+    session.mode.landed(session.targets)
 
 
 def _check_item(name: object, tensor: object) -> None:
@@ -94,59 +92,6 @@ def _check_item(name: object, tensor: object) -> None:
         raise TypeError(
             f"`{name}` came with {type(tensor).__name__}; expected pairs of a name and a tensor"
         )
-
-
-def _call_loader(session: Session) -> None:
-    """The one call of the loader in an update whose plan has fallbacks, with those names.
-
-    It is watched: what it touches must be apart from what the plan writes.
-    """
-    targets = session.targets
-    assert session.known is not None
-    watch = classes.CallWatch(session.known._handle)
-    names, tensors = session.handle.take_eager_call()
-    places = {name: _alias(tensor) for name, tensor in targets.named().items()}
-    violation = ""
-    try:
-        watch.begin()
-        try:
-            with join_threads(watch):
-                targets.load_weights(zip(names, tensors, strict=True))
-        finally:
-            violation = watch.end()
-        if violation:
-            raise RuntimeError(violation)
-    except BaseException as error:
-        try:
-            session.handle.eager_done(f"{type(error).__name__}: {error}", *targets.lists())
-        except RuntimeError as failure:
-            if isinstance(error, Exception):
-                raise failure from error
-        raise
-    _keep_places(targets.named(), places)
-    session.handle.eager_done("", *targets.lists())
-
-
-def _alias(tensor: Tensor) -> Tensor:
-    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-        return tensor.detach()
-
-
-def _keep_places(now: dict[str, Tensor], places: dict[str, Tensor]) -> None:
-    """Brings bytes that the loader left in new memory (`param.data = w`) back to the old place.
-
-    A parameter that replaced another one stays, over the old memory.
-    """
-    for name, old in places.items():
-        tensor = now.get(name)
-        if tensor is None:
-            continue
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            moved = tensor.untyped_storage()._cdata != old.untyped_storage()._cdata
-            if not moved or tensor.shape != old.shape or tensor.dtype != old.dtype:
-                continue
-            old.copy_(tensor.detach())
-            tensor.data = old
 
 
 def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Receipt:
@@ -162,11 +107,9 @@ def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Rece
     names, tensors = targets.lists()
     session.handle.prepare_finish(None if partial is None else list(partial), names, tensors)
     if session.handle.needs_eager_call():
-        _call_loader(session)
+        call_loader(session)
     done = Receipt(*_receipt(session))
-    if targets.process is not None:
-        for layer in targets.layers():
-            targets.process(layer)
+    session.mode.finish(targets)
     return done
 
 
@@ -177,7 +120,9 @@ def _receipt(session: Session) -> tuple[tuple[str, ...], int, float]:
 
 def abort_reload(model: Model) -> None:
     """Gives the update up.  Before its first write the model is idle again, after it failed."""
-    session_of(model).handle.abort()
+    session = session_of(model)
+    session.handle.abort()
+    session.mode.abort(session.targets)
 
 
 def state(model: Model) -> ReloadState:
