@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "backend/cast_bits.h"
 #include "backend/convert.h"
 #include "plan/resolve.h"
 
@@ -33,11 +34,15 @@ void CopyBytes(const StridedMap& map, const at::Tensor& to_tensor, const at::Ten
 void CopyPiece(const Piece& piece, const at::Tensor& buffer, const at::Tensor& value) {
   const StridedMap& map = piece.map;
   if (piece.casts.empty()) return CopyBytes(map, buffer, value);
-  at::Tensor items = at::empty({map.num_elements()}, ToScalarType(piece.casts.front()));
+  at::Tensor items = at::empty({map.num_elements()}, ToScalarType(piece.casts.front().dtype));
   CopyBytes(StridedMap::Unchecked(map.shape(), PackedSide(map.shape(), map.from().itemsize),
                                   map.from(), /*is_cast=*/false),
             items, value);
-  for (const DType& dtype : piece.casts) items = items.to(ToScalarType(dtype));
+  for (const CastStep& step : piece.casts) {
+    const at::Tensor next = at::empty({map.num_elements()}, ToScalarType(step.dtype));
+    CopyConverting(next, items, step);
+    items = next;
+  }
   CopyBytes(StridedMap::Unchecked(map.shape(), map.to(), PackedSide(map.shape(), map.to().itemsize),
                                   /*is_cast=*/false),
             buffer, items);

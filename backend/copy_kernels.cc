@@ -14,8 +14,10 @@
 #include <vector>
 
 #include "backend/call_watch.h"
+#include "backend/cast_bits.h"
 #include "backend/convert.h"
 #include "backend/mode.h"
+#include "backend/operator_call.h"
 #include "backend/trace_session.h"
 #include "backend/trace_tensor.h"
 #include "backend/watcher.h"
@@ -92,6 +94,18 @@ at::Tensor RecordedCopyOf(TraceSession& session, const at::Tensor& self, const a
   at::Tensor result = session.NewTemporary(meta.sizes(), meta.strides(), meta.scalar_type());
   session.RecordCopy(result, self, /*ran=*/false);
   return result;
+}
+
+// A cast that cannot be moved to another place without leaving other bits for NaN.
+at::Tensor RecordedProgram(TraceSession& session, const at::Tensor& self,
+                           std::optional<at::ScalarType> dtype,
+                           std::optional<at::MemoryFormat> memory_format) {
+  static const c10::OperatorHandle op =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::_to_copy", "");
+  const c10::IValue none;
+  torch::jit::Stack stack{self, dtype, none, none, none, false, memory_format};
+  OperatorCall(session, op, &stack).Run();
+  return std::move(stack.back()).toTensor();
 }
 
 // Live bytes that nothing wrote: runs, and the result remembers where it came from.
@@ -211,6 +225,9 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
             session->ConstantValue(self, /*allow_uninitialised=*/false)) {
       return value->to(at::TensorOptions(dtype.value_or(self.scalar_type())).device(device));
     }
+  }
+  if (CastBitsOf(self.scalar_type(), dtype.value_or(self.scalar_type())) == CastBits::kByPosition) {
+    return RecordedProgram(*session, self, dtype, memory_format);
   }
   const at::Tensor meta =
       at::_to_copy(MetaLike(self), at::TensorOptions().dtype(dtype).layout(layout),

@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "backend/cast_bits.h"
 #include "backend/constant_value.h"
 #include "backend/convert.h"
 #include "backend/mode.h"
@@ -207,6 +208,9 @@ void TraceSession::RecordCopy(const at::Tensor& to, const at::Tensor& from, bool
   MapSide from_side = BroadcastSide(from, shape);
   record.map = StridedMap::Unchecked(std::move(shape), SideOf(to), std::move(from_side),
                                      /*is_cast=*/record.to_dtype != record.from_dtype);
+  record.scattered = record.map.is_cast() &&
+                     CastBitsOf(from.scalar_type(), to.scalar_type()) == CastBits::kByRow &&
+                     ConvertsScattered(to, from);
   const std::lock_guard<std::mutex> lock(mutex_);
   record.from = Register(from);
   record.to = RegisterWritten(to);

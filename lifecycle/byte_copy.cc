@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/strings/str_format.h"
+#include "backend/cast_bits.h"
 #include "backend/convert.h"
 
 namespace loadplan {
@@ -161,7 +162,7 @@ bool IsAligned(const MapSide& side, const ByteSide& bytes) {
                              [&](Index stride) { return stride % side.itemsize == 0; });
 }
 
-void CopyCasting(const StridedMap& map, std::span<const DType> casts, const ByteSide& to,
+void CopyCasting(const StridedMap& map, std::span<const CastStep> casts, const ByteSide& to,
                  const ByteSide& from) {
   ByteSide source = from;
   StridedMap pairs = map;
@@ -171,17 +172,20 @@ void CopyCasting(const StridedMap& map, std::span<const DType> casts, const Byte
     CopyBytes(PackedTo(map), source, from);
     pairs = PackedFrom(map);
   }
-  at::Tensor value = ViewOfSide(source, pairs.shape(), pairs.from(), ToScalarType(casts.front()));
-  for (const DType& step : casts.subspan(1, casts.size() - 2)) {
-    at::Tensor next = at::empty(value.sizes(), value.options().dtype(ToScalarType(step)));
-    value = next.copy_(value);
-  }
-  const at::ScalarType last = ToScalarType(casts.back());
+  at::Tensor value =
+      ViewOfSide(source, pairs.shape(), pairs.from(), ToScalarType(casts.front().dtype));
+  const auto converted = [&value](const CastStep& step) {
+    at::Tensor next = at::empty(value.sizes(), value.options().dtype(ToScalarType(step.dtype)));
+    CopyConverting(next, value, step);
+    return next;
+  };
+  for (const CastStep& step : casts.subspan(1, casts.size() - 2)) value = converted(step);
   if (IsAligned(map.to(), to)) {
-    ViewOfSide(to, pairs.shape(), pairs.to(), last).copy_(value);
+    const at::ScalarType last = ToScalarType(casts.back().dtype);
+    CopyConverting(ViewOfSide(to, pairs.shape(), pairs.to(), last), value, casts.back());
     return;
   }
-  const at::Tensor items = at::empty(value.sizes(), value.options().dtype(last)).copy_(value);
+  const at::Tensor items = converted(casts.back());
   MapSide packed{0, PackedStrides(map.shape(), map.to().itemsize), map.to().itemsize};
   CopyBytes(StridedMap::Unchecked(map.shape(), map.to(), std::move(packed), /*is_cast=*/false), to,
             ByteSide::OfStorage(items));
@@ -205,7 +209,7 @@ Index ByteSide::nbytes() const {
   return static_cast<Index>(tensor.storage().nbytes()) - byte_offset;
 }
 
-absl::Status CopyMapped(const StridedMap& map, std::span<const DType> casts, const ByteSide& to,
+absl::Status CopyMapped(const StridedMap& map, std::span<const CastStep> casts, const ByteSide& to,
                         const ByteSide& from) {
   if (map.empty()) return absl::OkStatus();
   if (absl::Status status = CheckReach("writes", map.ToSpan(), to); !status.ok()) return status;

@@ -30,14 +30,15 @@ struct ByteSide {
 };
 
 // Writes every `to` byte of `map` from its `from` byte. With `casts` (two or more dtypes) each
-// item is converted from the first to the last as `Tensor.copy_` would, one step at a time.
+// item is converted from the first to the last as `Tensor.copy_` would, one step at a time, NaN to
+// the bits that the eager call left (backend/cast_bits.h).
 //
 // Bytes between CPU storages are copied by loops over memory whatever their alignment; other
 // devices, casts and large copies (which torch runs in parallel) go through views and `copy_`.
 //
 // Errors: Internal where the map reaches outside a storage or torch refuses the copy. The
 // first is found before any byte is written.
-absl::Status CopyMapped(const StridedMap& map, std::span<const DType> casts, const ByteSide& to,
+absl::Status CopyMapped(const StridedMap& map, std::span<const CastStep> casts, const ByteSide& to,
                         const ByteSide& from);
 
 // The same `from` bytes, packed: `to` becomes a row-major buffer of `from` items.

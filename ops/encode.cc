@@ -37,7 +37,7 @@ EncodedWrites EncodeWrites(std::span<const WriteItem> items,
     AppendSide(item.map.to(), numbers);
     AppendSide(item.map.from(), numbers);
     numbers.push_back(static_cast<std::int64_t>(item.casts.size()));
-    for (const DType& dtype : item.casts) numbers.push_back(dtype.code);
+    for (const CastStep& step : item.casts) numbers.push_back(step.dtype.code);
     encoded.targets.push_back(storage_names[static_cast<std::size_t>(item.target)]);
   }
   return encoded;

@@ -251,7 +251,7 @@ void LoadPlanBuilder::EmitOfEntries(const std::vector<PieceRef>& refs) {
     } else {
       const CopyRecord& copy = log_.copies[static_cast<size_t>(ref.time)];
       item.map = Coalesce(copy.map);
-      if (copy.map.is_cast()) item.casts = {copy.from_dtype, copy.to_dtype};
+      item.casts = copy.casts();
     }
     if (entry.kind == EntryKind::kUnneeded) entry.kind = EntryKind::kDirect;
     if (entry.kind == EntryKind::kDirect && !item.casts.empty()) {

@@ -79,10 +79,10 @@ std::string_view ToString(EntryKind kind) {
   return "unknown";
 }
 
-std::string CastText(const std::vector<DType>& casts) {
+std::string CastText(const std::vector<CastStep>& casts) {
   std::string text;
-  for (const DType& dtype : casts) {
-    absl::StrAppend(&text, text.empty() ? "cast " : " -> ", std::string(dtype.name));
+  for (const CastStep& step : casts) {
+    absl::StrAppend(&text, text.empty() ? "cast " : " -> ", std::string(step.dtype.name));
   }
   return text;
 }

@@ -67,7 +67,7 @@ struct WriteItem {
   Origin origin;
   StorageId target = -1;
   StridedMap map;
-  std::vector<DType> casts;
+  std::vector<CastStep> casts;
 };
 
 // `checkpoint 0 -> storage 4: 0 + ():() x 8 <- 16 + ():() x 8`, with
@@ -77,7 +77,7 @@ LOADPLAN_API std::string ToString(const WriteItem& item);
 LOADPLAN_API std::ostream& operator<<(std::ostream& stream, const WriteItem& item);
 
 // `cast float32 -> bfloat16 -> float32`.
-LOADPLAN_API std::string CastText(const std::vector<DType>& casts);
+LOADPLAN_API std::string CastText(const std::vector<CastStep>& casts);
 
 // One input of a program: bytes gathered into a buffer that is laid out like the
 // tensor the operator saw (`layout`, gaps included), offset 0.

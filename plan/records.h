@@ -53,13 +53,21 @@ struct StorageRecord {
 };
 
 // `to` bytes become copies of `from` bytes, as the map pairs them. With two dtypes
-// the map is a cast: each item is converted as `Tensor.copy_` converts.
+// the map is a cast: each item is converted as `Tensor.copy_` converts (`scattered`: see
+// CastStep).
 struct CopyRecord {
   StorageId to = -1;
   StorageId from = -1;
   DType to_dtype;
   DType from_dtype;
   StridedMap map;
+  bool scattered = false;
+
+  // Empty where it is no cast.
+  std::vector<CastStep> casts() const {
+    if (!map.is_cast()) return {};
+    return {from_dtype, CastStep(to_dtype, scattered)};
+  }
 };
 
 // Something that was read: bytes of a storage as they were at `time`.

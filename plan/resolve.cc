@@ -29,19 +29,17 @@ bool IsNested(const StridedMap& map) {
   return true;
 }
 
-absl::StatusOr<std::vector<DType>> JoinCasts(const CopyRecord& inner,
-                                             const std::vector<DType>& outer) {
+absl::StatusOr<std::vector<CastStep>> JoinCasts(const CopyRecord& inner,
+                                                const std::vector<CastStep>& outer) {
   if (!inner.map.is_cast()) return outer;
-  if (outer.empty()) return std::vector<DType>{inner.from_dtype, inner.to_dtype};
-  if (outer.front() != inner.to_dtype) {
+  if (outer.empty()) return inner.casts();
+  if (outer.front().dtype != inner.to_dtype) {
     return absl::FailedPreconditionError(
         absl::StrCat("items cast to ", std::string(inner.to_dtype.name), " are read as ",
-                     std::string(outer.front().name), " by the next cast"));
+                     std::string(outer.front().dtype.name), " by the next cast"));
   }
-  std::vector<DType> joined;
-  joined.reserve(outer.size() + 1);
-  joined.push_back(inner.from_dtype);
-  joined.insert(joined.end(), outer.begin(), outer.end());
+  std::vector<CastStep> joined = inner.casts();
+  joined.insert(joined.end(), outer.begin() + 1, outer.end());
   return joined;
 }
 
@@ -75,7 +73,7 @@ std::vector<Piece> Merge(std::vector<Piece> pieces) {
 struct SymbolicMemory::Reading {
   StorageId storage = -1;
   StridedMap map;
-  std::vector<DType> casts;
+  std::vector<CastStep> casts;
   Index time = 0;
 };
 
@@ -137,7 +135,7 @@ const WriteIndex& SymbolicMemory::IndexOf(StorageId storage) const {
 }
 
 absl::StatusOr<std::vector<Piece>> SymbolicMemory::Resolve(StorageId storage, const StridedMap& map,
-                                                           const std::vector<DType>& casts,
+                                                           const std::vector<CastStep>& casts,
                                                            Index time) const {
   std::vector<Piece> pieces;
   if (map.empty()) return pieces;
@@ -184,7 +182,7 @@ absl::Status SymbolicMemory::Step(Reading reading, std::vector<Reading>& pending
   absl::StatusOr<Composition> parts = Compose(reading.map, copy.map, kMaxPiecesPerRead);
   if (!parts.ok()) return parts.status();
   if (!parts->matched.empty()) {
-    absl::StatusOr<std::vector<DType>> casts = JoinCasts(copy, reading.casts);
+    absl::StatusOr<std::vector<CastStep>> casts = JoinCasts(copy, reading.casts);
     if (!casts.ok()) return casts.status();
     for (StridedMap& map : parts->matched) {
       pending.push_back({copy.from, std::move(map), *casts, newest});

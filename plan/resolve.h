@@ -24,7 +24,7 @@ namespace loadplan {
 struct Piece {
   StorageId storage = -1;
   StridedMap map;
-  std::vector<DType> casts;
+  std::vector<CastStep> casts;
 };
 
 // Example: after copy 0 `q -> tmp[0:8]` and copy 1 `k -> tmp[8:16]`, reading
@@ -51,7 +51,7 @@ class SymbolicMemory {
   // two casts meet in different dtypes, or where a write on the way writes a byte
   // twice.
   absl::StatusOr<std::vector<Piece>> Resolve(StorageId storage, const StridedMap& map,
-                                             const std::vector<DType>& casts, Index time) const;
+                                             const std::vector<CastStep>& casts, Index time) const;
 
   // Checkpoint tensors (indices into sources, sorted) that may stand behind
   // `range` of `storage` at `time`: an over-approximation that cannot fail.

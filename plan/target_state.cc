@@ -72,11 +72,10 @@ void Resolver::ResolveWrite(size_t position) {
   TargetWrite& write = writes_[position].emplace();
   const CopyRecord& record = copy(position);
   write.time = times_[position];
-  std::vector<DType> casts;
-  if (record.map.is_cast()) casts = {record.from_dtype, record.to_dtype};
   absl::StatusOr<std::vector<Piece>> pieces =
-      memory_.WritesOnce(write.time) ? memory_.Resolve(record.from, record.map, casts, write.time)
-                                     : absl::FailedPreconditionError("it writes one byte twice");
+      memory_.WritesOnce(write.time)
+          ? memory_.Resolve(record.from, record.map, record.casts(), write.time)
+          : absl::FailedPreconditionError("it writes one byte twice");
   if (!pieces.ok()) {
     write.status = pieces.status();
     write.names = memory_.NamesBehind(record.from, record.map.FromSpan(), write.time);

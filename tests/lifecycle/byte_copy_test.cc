@@ -135,7 +135,7 @@ TEST(CopyMappedTest, CastsAsCopyRounds) {
   want.copy_(source.slice(0, 1, 6, 2).t());
   const StridedMap map =
       *StridedMap::Create(LayoutOf(target), LayoutOf(source.slice(0, 1, 6, 2).t()), true);
-  const std::vector<DType> casts = {kFloat32, kBFloat16};
+  const std::vector<CastStep> casts = {kFloat32, kBFloat16};
   ASSERT_THAT(CopyMapped(map, casts, ByteSide::OfStorage(target), ByteSide::OfStorage(source)),
               IsOk());
   EXPECT_TRUE(at::equal(target, want));
@@ -145,7 +145,7 @@ TEST(CopyMappedTest, CastsStepByStepThroughNarrowerTypes) {
   const at::Tensor source = at::randn({64});
   at::Tensor target = at::zeros({64});
   const StridedMap map = *StridedMap::Create(LayoutOf(target), LayoutOf(source), true);
-  const std::vector<DType> casts = {kFloat32, kBFloat16, kFloat16, kFloat32};
+  const std::vector<CastStep> casts = {kFloat32, kBFloat16, kFloat16, kFloat32};
   ASSERT_THAT(CopyMapped(map, casts, ByteSide::OfStorage(target), ByteSide::OfStorage(source)),
               IsOk());
   EXPECT_TRUE(at::equal(target, source.to(at::kBFloat16).to(at::kHalf).to(at::kFloat)));
@@ -158,7 +158,7 @@ TEST(CopyMappedTest, CastsFromBytesThatNoViewCanShow) {
   bytes.slice(0, 1).copy_(values.view(at::kByte));
   at::Tensor target = at::zeros({4}, at::kHalf);
   const StridedMap map = StridedMap::Unchecked({4}, MapSide{0, {2}, 2}, MapSide{12, {-4}, 4}, true);
-  const std::vector<DType> casts = {kFloat32, kFloat16};
+  const std::vector<CastStep> casts = {kFloat32, kFloat16};
   const ByteSide from = ByteSide::OfElements(bytes.slice(0, 1));
   ASSERT_THAT(CopyMapped(map, casts, ByteSide::OfStorage(target), from), IsOk());
   EXPECT_TRUE(at::equal(target, values.flip(0).to(at::kHalf)));

@@ -61,8 +61,8 @@ class Executor {
       Bytes bytes(from.begin() + from_offset,
                   from.begin() + from_offset + item.map.from().itemsize);
       for (size_t c = 1; c < item.casts.size(); ++c) {
-        Bytes next(static_cast<size_t>(item.casts[c].itemsize));
-        CastItem(item.casts[c - 1], item.casts[c], bytes.data(), next.data());
+        Bytes next(static_cast<size_t>(item.casts[c].dtype.itemsize));
+        CastItem(item.casts[c - 1].dtype, item.casts[c].dtype, bytes.data(), next.data());
         bytes = std::move(next);
       }
       for (size_t i = 0; i < bytes.size(); ++i) {
