@@ -17,7 +17,10 @@ thread_local std::shared_ptr<CallWatch> thread_watch;
 }  // namespace
 
 CallWatch::CallWatch(const LoadPlan& plan, std::shared_ptr<const TargetSet> targets)
-    : plan_(plan), targets_(std::move(targets)), planned_(targets_->storages().size()) {
+    : plan_(plan),
+      targets_(std::move(targets)),
+      planned_(targets_->storages().size()),
+      met_(targets_->storages().size(), false) {
   const auto add = [this](const WriteItem& write, std::int32_t name) {
     planned_[static_cast<std::size_t>(write.target)].push_back({write.map.ToLayout(), name});
   };
@@ -52,10 +55,23 @@ absl::Status CallWatch::End() {
   return violation_.empty() ? absl::OkStatus() : absl::FailedPreconditionError(violation_);
 }
 
+std::vector<StorageId> CallWatch::met() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::vector<StorageId> met;
+  for (std::size_t s = 0; s < met_.size(); ++s) {
+    if (met_[s]) met.push_back(static_cast<StorageId>(s));
+  }
+  return met;
+}
+
 void CallWatch::Check(const at::Tensor& tensor, const std::string& op) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.layout() != at::kStrided) return;
   const StorageId storage = targets_->Find(tensor.storage().unsafeGetStorageImpl());
   if (storage < 0) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    met_[static_cast<std::size_t>(storage)] = true;
+  }
   const StridedLayout layout = LayoutOf(tensor);
   for (const Planned& planned : planned_[static_cast<std::size_t>(storage)]) {
     if (!MayShareBytes(layout, planned.layout)) continue;

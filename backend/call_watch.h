@@ -32,6 +32,8 @@ class CallWatch : public std::enable_shared_from_this<CallWatch> {
   void JoinThread();
   // OK, or FailedPrecondition with the first violation.
   absl::Status End();
+  // Target storages that an operator of the call took; pure views do not count.
+  std::vector<StorageId> met() const;
 
   // Raises where a tensor meets bytes of the plan.
   void Check(const at::Tensor& tensor, const std::string& op);
@@ -47,7 +49,8 @@ class CallWatch : public std::enable_shared_from_this<CallWatch> {
   const std::shared_ptr<const TargetSet> targets_;
   std::vector<std::vector<Planned>> planned_;  // per target storage
   std::atomic<bool> active_{true};
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
+  std::vector<bool> met_;  // per target storage
   std::string violation_;
 };
 

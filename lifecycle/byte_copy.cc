@@ -240,6 +240,16 @@ StridedMap PackedFrom(const StridedMap& map) {
   return StridedMap::Unchecked(map.shape(), map.to(), std::move(packed), map.is_cast());
 }
 
+KeptMaps KeptMapsOf(const StridedMap& map, bool is_cast) {
+  if (!is_cast) return {PackedTo(map), PackedFrom(map)};
+  const ByteRange span = map.FromSpan();
+  MapSide side = map.from();
+  side.byte_offset -= span.start;
+  const MapSide bytes{0, {1}, 1};
+  return {StridedMap::Unchecked({span.nbytes()}, bytes, {span.start, {1}, 1}, /*is_cast=*/false),
+          StridedMap::Unchecked(map.shape(), map.to(), std::move(side), /*is_cast=*/true)};
+}
+
 at::Tensor ViewOf(const ByteSide& side, const StridedLayout& layout, at::ScalarType dtype) {
   const auto itemsize = static_cast<Index>(c10::elementSize(dtype));
   const auto key = c10::computeDispatchKey(dtype, at::kStrided, side.tensor.device());

@@ -46,6 +46,15 @@ StridedMap PackedTo(const StridedMap& map);
 // The same `to` bytes out of such a buffer.
 StridedMap PackedFrom(const StridedMap& map);
 
+// How bytes are kept until they are written: the map into the buffer and the map out of it.
+// Packed; but items of a cast with the gaps that they had, because torch converts a row of
+// items otherwise than scattered ones where they are NaN.
+struct KeptMaps {
+  StridedMap in;
+  StridedMap out;
+};
+KeptMaps KeptMapsOf(const StridedMap& map, bool is_cast);
+
 // A tensor over the bytes of `side` that `layout` shows, as `dtype`. Offset and strides must be
 // multiples of the dtype's size.
 at::Tensor ViewOf(const ByteSide& side, const StridedLayout& layout, at::ScalarType dtype);

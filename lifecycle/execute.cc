@@ -31,9 +31,13 @@ bool ReadsLive(const WriteItem& item) { return item.origin.kind == OriginKind::k
 }  // namespace
 
 PlanExecutor::PlanExecutor(std::shared_ptr<const TracedPlan> traced,
-                           std::shared_ptr<const TargetSet> targets)
-    : traced_(std::move(traced)), targets_(std::move(targets)), plan_(traced_->plan) {
+                           std::shared_ptr<const TargetSet> targets, LayerStaging* staging)
+    : traced_(std::move(traced)),
+      targets_(std::move(targets)),
+      staging_(staging),
+      plan_(traced_->plan) {
   if (!targets_->storages().empty()) device_ = targets_->storages().front().device();
+  if (staging_ != nullptr) device_ = staging_->device();
   IndexPrograms();
 }
 
@@ -78,27 +82,9 @@ void PlanExecutor::IndexPrograms() {
   }
 }
 
-namespace {
-
-// How live bytes are kept until they are written: the map into the buffer and the map out of it.
-// Packed; but items of a cast with the gaps that they had, because torch converts a row of
-// items otherwise than scattered ones where they are NaN.
-std::pair<StridedMap, StridedMap> KeptMap(const WriteItem& item) {
-  if (item.casts.empty()) return {PackedTo(item.map), PackedFrom(item.map)};
-  const ByteRange span = item.map.FromSpan();
-  MapSide side = item.map.from();
-  side.byte_offset -= span.start;
-  const MapSide bytes{0, {1}, 1};
-  return {
-      StridedMap::Unchecked({span.nbytes()}, bytes, {span.start, {1}, 1}, /*is_cast=*/false),
-      StridedMap::Unchecked(item.map.shape(), item.map.to(), std::move(side), /*is_cast=*/true)};
-}
-
-}  // namespace
-
 absl::Status PlanExecutor::Begin() {
   for (const WriteItem& item : plan_.live_copies()) {
-    const StridedMap packed = KeptMap(item).first;
+    const StridedMap packed = KeptMapsOf(item.map, !item.casts.empty()).in;
     at::Tensor bytes =
         NewBytes(packed.nbytes(), At(targets_->storages(), item.origin.index).device());
     absl::Status status =
@@ -144,12 +130,13 @@ absl::Status PlanExecutor::Deliver(std::int32_t entry, const at::Tensor& tensor)
 
 absl::Status PlanExecutor::Finish() {
   for (const WriteItem& item : plan_.constants()) {
+    if (IsOfLayer(item.target)) continue;  // set when its layer was complete
     const ByteSide from = ByteSide::OfElements(traced_->constants.at(item.origin.index));
     if (absl::Status status = Write(item, from); !status.ok()) return status;
   }
   for (std::size_t i = 0; i < live_bytes_.size(); ++i) {
     WriteItem item = plan_.live_copies()[i];
-    item.map = KeptMap(item).second;
+    item.map = KeptMapsOf(item.map, !item.casts.empty()).out;
     absl::Status status = Write(item, ByteSide::OfStorage(std::move(live_bytes_[i])));
     if (!status.ok()) return status;
   }
@@ -179,7 +166,9 @@ absl::Status PlanExecutor::GatherAll(const std::vector<PieceRef>& pieces, const 
 }
 
 absl::Status PlanExecutor::Write(const WriteItem& item, const ByteSide& from) {
-  absl::Status status = CopyMapped(item.map, item.casts, TargetSide(item.target), from);
+  absl::Status status = IsOfLayer(item.target)
+                            ? staging_->Write(item.target, item.map, item.casts, from)
+                            : CopyMapped(item.map, item.casts, TargetSide(item.target), from);
   if (status.ok()) written_nbytes_ += item.map.nbytes();
   return status;
 }

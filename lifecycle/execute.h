@@ -14,6 +14,7 @@
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
 #include "lifecycle/byte_copy.h"
+#include "lifecycle/layer_staging.h"
 
 namespace loadplan {
 
@@ -27,7 +28,10 @@ namespace loadplan {
 // reads as they were before the update are gathered before the first write.
 class PlanExecutor {
  public:
-  PlanExecutor(std::shared_ptr<const TracedPlan> traced, std::shared_ptr<const TargetSet> targets);
+  // With `staging`, which must outlive the executor, bytes of staged targets go there, and their
+  // constants with them.
+  PlanExecutor(std::shared_ptr<const TracedPlan> traced, std::shared_ptr<const TargetSet> targets,
+               LayerStaging* staging = nullptr);
 
   // Gathers the live bytes and constants that are read later, and runs the programs that
   // wait for no name. Call once, before the first Deliver.
@@ -64,10 +68,12 @@ class PlanExecutor {
   absl::Status RunProgram(std::int32_t index);
   absl::Status Compute(std::int32_t index, std::vector<at::Tensor>& results);
   absl::Status UseResults(std::int32_t index, const std::vector<at::Tensor>& results);
+  bool IsOfLayer(StorageId storage) const { return staging_ != nullptr && staging_->Owns(storage); }
   ByteSide TargetSide(StorageId storage) const;
 
   const std::shared_ptr<const TracedPlan> traced_;
   const std::shared_ptr<const TargetSet> targets_;
+  LayerStaging* const staging_;
   const LoadPlan& plan_;
   at::Device device_ = at::kCPU;  // of buffers: where eager would have run
   Index written_nbytes_ = 0;

@@ -82,6 +82,7 @@ absl::Status ReloadSession::Fail(absl::Status status) {
   error_ = std::string(status.message());
   if (wrote_) MarkUndefined();
   executor_.reset();
+  staging_.reset();
   collection_.reset();
   Enter(SessionState::kFailed);
   return status;

@@ -76,6 +76,9 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
           "`", NameOf(entry), "` arrived but `partial` does not list it; list what was sent"));
     }
     if (status = CheckWhole(plan_->plan(), *names); !status.ok()) return status;
+    if (staging_ != nullptr) {
+      if (status = staging_->CheckWhole(); !status.ok()) return status;
+    }
     if (collection_ != nullptr && collection_->size() > 0 && !AllFallbacksArrived()) {
       return absl::FailedPreconditionError(
           "`partial` lists some fallback names and not all: they go through the loader in one "
@@ -123,6 +126,10 @@ absl::StatusOr<Receipt> ReloadSession::Finish() {
     receipt.nbytes = executor_->written_nbytes();
   }
   receipt.nbytes += eager_nbytes_;
+  if (staging_ != nullptr) {
+    receipt.peak_staging_nbytes = staging_->peak_nbytes();
+    receipt.peak_held_nbytes = staging_->peak_held_nbytes();
+  }
   for (const std::int32_t entry : arrived_) receipt.names.push_back(NameOf(entry));
   receipt.seconds = SecondsSince(since_);
   undefined_.clear();

@@ -37,14 +37,21 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
   if (status = plan->premises.Check(*plan->traced, *plan->targets); !status.ok()) return status;
   if (status = CheckRequired(plan->plan(), required_); !status.ok()) return status;
   if (status = CheckUndefined(plan->plan(), undefined_); !status.ok()) return status;
+  if (staging_spec_.has_value()) {
+    absl::StatusOr<std::unique_ptr<LayerStaging>> staging =
+        LayerStaging::Create(plan->traced, plan->targets, *staging_spec_);
+    if (!staging.ok()) return staging.status();
+    staging_ = *std::move(staging);
+  }
   if (plan->plan().has_fallbacks()) {
     const auto& storages = plan->targets->storages();
     // Where no target has memory (meta), checkpoint tensors keep to the CPU.
     const bool has_memory = !storages.empty() && !storages.front().is_meta();
-    collection_ = std::make_unique<EagerCollection>(
-        plan->plan(), has_memory ? storages.front().device() : at::Device(at::kCPU));
+    at::Device device = has_memory ? storages.front().device() : at::Device(at::kCPU);
+    if (staging_ != nullptr) device = staging_->device();
+    collection_ = std::make_unique<EagerCollection>(plan->plan(), device);
   }
-  executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets);
+  executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets, staging_.get());
   landed_.assign(plan->plan().sources().size(), false);
   plan_ = std::move(plan);
   return absl::OkStatus();
@@ -95,7 +102,7 @@ absl::Status ReloadSession::EnsureBegun() {
   if (begun_ || executor_ == nullptr) return absl::OkStatus();
   begun_ = true;
   // Programs that wait for no name write at once.
-  wrote_ = wrote_ || !plan_->plan().programs().empty();
+  wrote_ = wrote_ || (staging_ == nullptr && !plan_->plan().programs().empty());
   return executor_->Begin();
 }
 
@@ -116,7 +123,7 @@ absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tenso
     eager_nbytes_ += static_cast<Index>(tensor.nbytes());
   } else {
     if (status = EnsureBegun(); !status.ok()) return Fail(status);
-    wrote_ = wrote_ || KindOf(*entry) != EntryKind::kUnneeded;
+    wrote_ = wrote_ || WritesLive(*entry);
     if (status = executor_->Deliver(*entry, tensor); !status.ok()) {
       return Fail(Annotate(status, absl::StrCat("; `", std::string(name), "` landed in part")));
     }
@@ -174,7 +181,7 @@ std::vector<std::pair<std::string, at::Tensor>> ReloadSession::TakeEagerCall() {
   std::vector<std::pair<std::string, at::Tensor>> call;
   if (collection_ == nullptr || eager_called_) return call;
   eager_called_ = true;
-  wrote_ = true;
+  wrote_ = wrote_ || staging_ == nullptr;
   if (absl::Status status = EnsureBegun(); !status.ok()) return call;
   for (auto& [entry, tensor] : collection_->Take()) {
     call.emplace_back(NameOf(entry), std::move(tensor));
@@ -206,6 +213,8 @@ void ReloadSession::Clear() {
   required_.clear();
   plan_.reset();
   executor_.reset();
+  staging_.reset();
+  staging_spec_.reset();
   collection_.reset();
   landed_.clear();
   arrived_.clear();

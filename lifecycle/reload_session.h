@@ -31,6 +31,7 @@
 #include "geometry/export.h"
 #include "lifecycle/eager_collection.h"
 #include "lifecycle/execute.h"
+#include "lifecycle/layer_staging.h"
 #include "lifecycle/layout_snapshot.h"
 #include "lifecycle/premises.h"
 #include "lifecycle/session_state.h"
@@ -60,6 +61,16 @@ struct Receipt {
   std::vector<std::string> names;  // in order of arrival
   Index nbytes = 0;                // of targets written; of tensors given to an eager call
   double seconds = 0;              // since Start
+  // Layerwise: the most that was staged, and held on the host for want of room, at one time.
+  Index peak_staging_nbytes = 0;
+  Index peak_held_nbytes = 0;
+};
+
+// Layers that can be processed, with their load-format tensors, now real.
+struct ReadyLayers {
+  std::int32_t group = -1;
+  std::vector<std::int32_t> layers;
+  std::vector<LiveTarget> tensors;
 };
 
 // For people and for `loadplan.state`.
@@ -101,6 +112,22 @@ class LOADPLAN_API ReloadSession {
   // `error`: what the loader raised; empty if it returned. `current`: the targets after it.
   absl::Status EagerDone(const std::string& error, std::span<const LiveTarget> current);
 
+  // Layerwise updates; see lifecycle/layer_staging.h. Between Start and Begin: the targets on meta
+  // that the update stages.
+  absl::Status SetStaging(StagingSpec spec);
+  // Layers to process now, after a Deliver or, with `finishing`, after PrepareFinish; nullopt where
+  // there are none. LayersDone before the next ones are taken. Errors fail the session.
+  absl::StatusOr<std::optional<ReadyLayers>> TakeReadyLayers(bool finishing);
+  absl::Status LayersDone(std::int32_t group);
+  // Before results of post-processing are copied into live tensors.
+  absl::Status LayersOverwrite();
+  // Layers that the call with the fallback names may write, before it is made.
+  absl::StatusOr<std::vector<ReadyLayers>> OpenLayersForCall();
+  // After it: names of targets that it touched.
+  void LayersCalled(std::span<const std::string> met);
+  // A step outside the library (post-processing) failed.
+  absl::Status FailWith(const absl::Status& status);
+
   // Checks that the update is complete; the session stays active if it is not, so that the
   // rest can be sent. With `partial`, a selective update: those names and no others must have
   // arrived, and every program must have all or none of its names among them.
@@ -124,6 +151,9 @@ class LOADPLAN_API ReloadSession {
   absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);
   absl::Status EnsureBegun();
+  // Whether bytes of the entry go to live memory, and not to staged layers only.
+  bool WritesLive(std::int32_t entry) const;
+  absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
   absl::StatusOr<Names> PartialNames(const std::vector<std::string>& partial) const;
   Names Missing(const std::optional<Names>& partial) const;
   void Land(std::int32_t entry);
@@ -148,6 +178,8 @@ class LOADPLAN_API ReloadSession {
   // The update in progress (or the failed one).
   std::vector<std::string> required_;
   std::shared_ptr<const BoundPlan> plan_;
+  std::optional<StagingSpec> staging_spec_;
+  std::unique_ptr<LayerStaging> staging_;        // null in direct mode
   std::unique_ptr<PlanExecutor> executor_;       // null where the update is eager
   std::unique_ptr<EagerCollection> collection_;  // null where it is not
   std::vector<bool> landed_;                     // per entry

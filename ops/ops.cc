@@ -4,6 +4,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -97,6 +98,10 @@ class LoadPlanClass : public torch::CustomClassHolder {
     std::vector<Box> boxes;
     Tensors tensors;
     for (const LoadPlan::Dest& dest : *dests) {
+      // Without memory outside an update: only load_planned knows where the bytes go.
+      const at::Tensor& storage =
+          bound_->targets->storages()[static_cast<std::size_t>(dest.storage)];
+      if (storage.is_meta()) return std::nullopt;
       boxes.push_back(dest.box);
       tensors.push_back(bound_->targets->View(dest.storage, dest.region, ToScalarType(dtype)));
     }
@@ -218,8 +223,23 @@ class TracerClass : public torch::CustomClassHolder {
 // The watched call of `load_weights` in an update with fallbacks.
 class CallWatchClass : public torch::CustomClassHolder {
  public:
-  explicit CallWatchClass(const c10::intrusive_ptr<LoadPlanClass>& plan)
-      : plan_(plan->bound()), watch_(std::make_shared<CallWatch>(plan_->plan(), plan_->targets)) {}
+  // `names` and `tensors` are the targets as they are now: some may be staged. Empty: as planned.
+  CallWatchClass(const c10::intrusive_ptr<LoadPlanClass>& plan, Strings names, Tensors tensors)
+      : plan_(plan->bound()), targets_(plan_->targets) {
+    if (!names.empty()) {
+      // In the order of the plan, so that storages have the numbers that they have there.
+      std::map<std::string, at::Tensor> now;
+      for (LiveTarget& target : LiveTargets(std::move(names), std::move(tensors))) {
+        now.emplace(std::move(target.name), std::move(target.tensor));
+      }
+      std::vector<LiveTarget> targets = plan_->targets->targets();
+      for (LiveTarget& target : targets) {
+        if (const auto it = now.find(target.name); it != now.end()) target.tensor = it->second;
+      }
+      targets_ = std::make_shared<const TargetSet>(Value(TargetSet::Create(std::move(targets))));
+    }
+    watch_ = std::make_shared<CallWatch>(plan_->plan(), targets_);
+  }
 
   void begin() { watch_->Begin(); }
   void join_thread() { watch_->JoinThread(); }
@@ -228,9 +248,16 @@ class CallWatchClass : public torch::CustomClassHolder {
     const absl::Status status = watch_->End();
     return std::string(status.message());
   }
+  // First names of the targets that the call touched.
+  Strings met() const {
+    Strings names;
+    for (const StorageId storage : watch_->met()) names.push_back(targets_->NameOf(storage));
+    return names;
+  }
 
  private:
   std::shared_ptr<const BoundPlan> plan_;
+  std::shared_ptr<const TargetSet> targets_;
   std::shared_ptr<CallWatch> watch_;
 };
 
@@ -265,12 +292,46 @@ class SessionClass : public torch::CustomClassHolder {
   void eager_done(const std::string& error, Strings names, Tensors tensors) {
     Raise(session_.EagerDone(error, LiveTargets(std::move(names), std::move(tensors))));
   }
+  // `layers` and `devices` (as texts) and `initials` are parallel to `names`; an initial value
+  // without elements is unknown. `max_nbytes` < 0: no bound.
+  void set_staging(Strings names, const Ints& layers, const Strings& devices, Tensors initials,
+                   const Ints& deferred, bool defer_processing, int64_t max_nbytes) {
+    StagingSpec spec;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      spec.targets.push_back({std::move(names[i]), static_cast<std::int32_t>(layers[i]),
+                              at::Device(devices[i]),
+                              initials[i].numel() == 0 ? at::Tensor() : std::move(initials[i])});
+    }
+    spec.deferred_layers.assign(deferred.begin(), deferred.end());
+    spec.defer_processing = defer_processing;
+    if (max_nbytes >= 0) spec.max_nbytes = max_nbytes;
+    Raise(session_.SetStaging(std::move(spec)));
+  }
+  using Ready = std::tuple<int64_t, Ints, Strings, Tensors>;  // group (-1: none), layers, tensors
+  Ready take_ready_layers(bool finishing) {
+    auto ready = Value(session_.TakeReadyLayers(finishing));
+    return ready.has_value() ? Encode(*std::move(ready)) : Ready{-1, {}, {}, {}};
+  }
+  void layers_done(int64_t group) { Raise(session_.LayersDone(static_cast<std::int32_t>(group))); }
+  void layers_overwrite() { Raise(session_.LayersOverwrite()); }
+  std::vector<Ready> open_layers_for_call() {
+    std::vector<Ready> layers;
+    for (ReadyLayers& item : Value(session_.OpenLayersForCall())) {
+      layers.push_back(Encode(std::move(item)));
+    }
+    return layers;
+  }
+  void layers_called(const Strings& met) { session_.LayersCalled(met); }
+  void fail(const std::string& message) {
+    Raise(session_.FailWith(absl::FailedPreconditionError(message)));
+  }
   void prepare_finish(const std::optional<Strings>& partial, Strings names, Tensors tensors) {
     Raise(session_.PrepareFinish(partial, LiveTargets(std::move(names), std::move(tensors))));
   }
-  std::tuple<Strings, int64_t, double> finish() {
+  std::tuple<Strings, int64_t, double, int64_t, int64_t> finish() {
     Receipt receipt = Value(session_.Finish());
-    return {std::move(receipt.names), receipt.nbytes, receipt.seconds};
+    return {std::move(receipt.names), receipt.nbytes, receipt.seconds, receipt.peak_staging_nbytes,
+            receipt.peak_held_nbytes};
   }
   void abort() { Raise(session_.Abort()); }
   std::tuple<std::string, double, Strings, Strings, std::string> report() const {
@@ -280,6 +341,15 @@ class SessionClass : public torch::CustomClassHolder {
   }
 
  private:
+  static Ready Encode(ReadyLayers item) {
+    Ready ready{item.group, Ints(item.layers.begin(), item.layers.end()), {}, {}};
+    for (LiveTarget& target : item.tensors) {
+      std::get<2>(ready).push_back(std::move(target.name));
+      std::get<3>(ready).push_back(std::move(target.tensor));
+    }
+    return ready;
+  }
+
   ReloadSession session_;
 };
 
@@ -315,10 +385,11 @@ void DefineClasses(torch::Library& library) {
       .def("mark_fallback", &TracerClass::mark_fallback)
       .def("build_plan", &TracerClass::build_plan);
   library.class_<CallWatchClass>("CallWatch")
-      .def(torch::init<c10::intrusive_ptr<LoadPlanClass>>())
+      .def(torch::init<c10::intrusive_ptr<LoadPlanClass>, Strings, Tensors>())
       .def("begin", &CallWatchClass::begin)
       .def("join_thread", &CallWatchClass::join_thread)
-      .def("end", &CallWatchClass::end);
+      .def("end", &CallWatchClass::end)
+      .def("met", &CallWatchClass::met);
   library.class_<SessionClass>("ReloadSession")
       .def(torch::init<>())
       .def("start", &SessionClass::start)
@@ -332,6 +403,13 @@ void DefineClasses(torch::Library& library) {
       .def("needs_eager_call", &SessionClass::needs_eager_call)
       .def("take_eager_call", &SessionClass::take_eager_call)
       .def("eager_done", &SessionClass::eager_done)
+      .def("set_staging", &SessionClass::set_staging)
+      .def("take_ready_layers", &SessionClass::take_ready_layers)
+      .def("layers_done", &SessionClass::layers_done)
+      .def("layers_overwrite", &SessionClass::layers_overwrite)
+      .def("open_layers_for_call", &SessionClass::open_layers_for_call)
+      .def("layers_called", &SessionClass::layers_called)
+      .def("fail", &SessionClass::fail)
       .def("prepare_finish", &SessionClass::prepare_finish)
       .def("finish", &SessionClass::finish)
       .def("abort", &SessionClass::abort)

@@ -1,0 +1,93 @@
+// ReloadSession, what is particular to layerwise updates.
+#include <algorithm>
+#include <utility>
+
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/str_cat.h"
+#include "lifecycle/reload_session.h"
+
+namespace loadplan {
+
+absl::Status ReloadSession::SetStaging(StagingSpec spec) {
+  const std::lock_guard lock(mutex_);
+  if (state_ != SessionState::kActive || plan_ != nullptr) {
+    return absl::InternalError("SetStaging belongs between Start and Begin");
+  }
+  staging_spec_ = std::move(spec);
+  return absl::OkStatus();
+}
+
+bool ReloadSession::WritesLive(std::int32_t entry) const {
+  if (KindOf(entry) == EntryKind::kUnneeded) return false;
+  if (staging_ == nullptr) return true;
+  const auto is_live = [this](const WriteItem& item) { return !staging_->Stages(item.target); };
+  const LoadPlan& plan = plan_->plan();
+  return std::ranges::any_of(plan.writes_of(entry), is_live) ||
+         (KindOf(entry) == EntryKind::kDerived &&
+          std::ranges::any_of(plan.value_writes(), is_live));
+}
+
+absl::StatusOr<ReadyLayers> ReloadSession::ReadyLayersOf(std::int32_t group) {
+  ReadyLayers ready{group, staging_->progress().group(group).layers, {}};
+  absl::StatusOr<std::vector<LiveTarget>> tensors = staging_->TensorsOf(group);
+  if (!tensors.ok()) return tensors.status();
+  ready.tensors = *std::move(tensors);
+  return ready;
+}
+
+absl::StatusOr<std::optional<ReadyLayers>> ReloadSession::TakeReadyLayers(bool finishing) {
+  const std::lock_guard lock(mutex_);
+  if (state_ != SessionState::kActive || staging_ == nullptr) return std::nullopt;
+  absl::StatusOr<std::optional<std::int32_t>> group = staging_->TakeReady(finishing);
+  if (!group.ok()) return Fail(group.status());
+  if (!group->has_value()) return std::nullopt;
+  wrote_ = wrote_ || staging_->WritesLiveConstants(**group);
+  absl::StatusOr<ReadyLayers> ready = ReadyLayersOf(**group);
+  if (!ready.ok()) return Fail(ready.status());
+  return *std::move(ready);
+}
+
+absl::Status ReloadSession::LayersDone(std::int32_t group) {
+  const std::lock_guard lock(mutex_);
+  if (staging_ == nullptr) return absl::InternalError("LayersDone without layers");
+  staging_->Release(group);
+  return absl::OkStatus();
+}
+
+absl::Status ReloadSession::LayersOverwrite() {
+  const std::lock_guard lock(mutex_);
+  wrote_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<ReadyLayers>> ReloadSession::OpenLayersForCall() {
+  const std::lock_guard lock(mutex_);
+  std::vector<ReadyLayers> layers;
+  if (staging_ == nullptr) return layers;
+  absl::StatusOr<std::vector<std::int32_t>> groups = staging_->OpenForCall();
+  if (!groups.ok()) return Fail(groups.status());
+  for (const std::int32_t group : *groups) {
+    absl::StatusOr<ReadyLayers> ready = ReadyLayersOf(group);
+    if (!ready.ok()) return Fail(ready.status());
+    layers.push_back(*std::move(ready));
+  }
+  return layers;
+}
+
+void ReloadSession::LayersCalled(std::span<const std::string> met) {
+  const std::lock_guard lock(mutex_);
+  if (staging_ == nullptr) return;
+  const absl::flat_hash_set<std::string_view> names(met.begin(), met.end());
+  std::vector<StorageId> storages;
+  for (const TargetTensor& target : plan_->targets->target_tensors()) {
+    if (names.contains(target.name)) storages.push_back(target.storage);
+  }
+  staging_->CallDone(storages);
+}
+
+absl::Status ReloadSession::FailWith(const absl::Status& status) {
+  const std::lock_guard lock(mutex_);
+  return state_ == SessionState::kActive ? Fail(status) : status;
+}
+
+}  // namespace loadplan
