@@ -4,6 +4,7 @@ Importing registers the trace device and nothing else; a second import is harmle
 """
 
 from . import _library
+from .layerwise import record_metadata_for_reloading, reload_from_high_precision
 from .metadata import ParamMeta, metadata
 from .plan import Entry, LoadPlan, Overlap, Uncovered, Write, check_plannable, plan_loads
 from .reload import (
@@ -39,6 +40,8 @@ __all__ = [
     "load_planned",
     "metadata",
     "plan_loads",
+    "record_metadata_for_reloading",
+    "reload_from_high_precision",
     "start_reload",
     "state",
     "trace",

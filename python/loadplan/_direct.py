@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import Tensor
+
 from .targets import Targets
 
 
 class Direct:
-    def start(self, targets: Targets) -> None:
+    per_name = False
+
+    def start(self, targets: Targets, handle: Any) -> None:
         if targets.restore is not None:
             for layer in targets.layers():
                 targets.restore(layer)
 
-    def landed(self, targets: Targets) -> None:
+    def lists(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
+        return targets.lists()
+
+    def landed(self, targets: Targets, handle: Any) -> None:
+        pass
+
+    def calling(self, targets: Targets, handle: Any) -> None:
+        pass
+
+    def called(self, targets: Targets, handle: Any, met: list[str]) -> None:
+        pass
+
+    def complete(self, targets: Targets, handle: Any, partial: bool) -> None:
         pass
 
     def finish(self, targets: Targets) -> None:

@@ -17,8 +17,10 @@ def call_loader(session: Session) -> None:
     """
     targets = session.targets
     assert session.known is not None
-    watch = classes.CallWatch(session.known._handle)
-    names, tensors = session.handle.take_eager_call()
+    mode, handle = session.mode, session.handle
+    mode.calling(targets, handle)
+    watch = classes.CallWatch(session.known._handle, *targets.lists())
+    names, tensors = handle.take_eager_call()
     places = {name: _alias(tensor) for name, tensor in targets.named().items()}
     violation = ""
     try:
@@ -32,13 +34,14 @@ def call_loader(session: Session) -> None:
             raise RuntimeError(violation)
     except BaseException as error:
         try:
-            session.handle.eager_done(f"{type(error).__name__}: {error}", *targets.lists())
+            handle.eager_done(f"{type(error).__name__}: {error}", *mode.lists(targets))
         except RuntimeError as failure:
             if isinstance(error, Exception):
                 raise failure from error
         raise
     _keep_places(targets.named(), places)
-    session.handle.eager_done("", *targets.lists())
+    mode.called(targets, handle, watch.met())
+    handle.eager_done("", *mode.lists(targets))
 
 
 def _alias(tensor: Tensor) -> Tensor:

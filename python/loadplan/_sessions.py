@@ -59,7 +59,7 @@ class Session:
                 f"the placement has changed since the plan was made: it was {plan._placement!r} "
                 f"and is {now!r}; plan again"
             )
-        self.handle.begin(plan._handle, *targets.lists())
+        self.handle.begin(plan._handle, *self.mode.lists(targets))
         self._known = plan
 
 

@@ -268,8 +268,7 @@ def check_plannable(model: Model) -> None:
     """Refuses, from configuration alone, a model that no plan supports; names the module."""
     targets = as_targets(model)
     _ = targets.load_weights
-    if reload_mode() != "direct":
-        raise RuntimeError("load plans need the reload mode direct; layerwise is not available yet")
+    reload_mode()
     if targets.placement is not None or not isinstance(targets.targets, nn.Module):
         return
     for name, module in targets.targets.named_modules():

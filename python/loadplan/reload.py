@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -21,6 +22,9 @@ class Receipt:
     names: tuple[str, ...]
     nbytes: int
     seconds: float
+    # Layerwise: the most that was staged, and held on the host for want of room, at one time.
+    peak_staging_nbytes: int = 0
+    peak_held_nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,13 +48,21 @@ def start_reload(
     mode: str | None = None,
     atomic: bool = False,
     required: Iterable[str] = (),
+    defer_processing: bool = False,
+    max_staging_bytes: int | None = None,
 ) -> None:
     """Opens an update of ``model``.
 
+    ``mode="layerwise"`` is for layers whose kernel format is not their load format; call
+    `record_metadata_for_reloading` before post-processing.  ``defer_processing`` processes all
+    layers at the end; ``max_staging_bytes`` bounds what is staged at one time.
+
     ``required``: patterns of target names; the first write is refused when one of them is not
-    covered by bytes.  Only ``mode="direct"`` without ``atomic`` is available yet.
+    covered by bytes.
     """
-    chosen = make_mode(reload_mode(mode))
+    chosen = make_mode(
+        reload_mode(mode), defer_processing=defer_processing, max_staging_bytes=max_staging_bytes
+    )
     if atomic:
         raise NotImplementedError("atomic=True is not available yet; start without it")
     if isinstance(required, str):
@@ -59,7 +71,11 @@ def start_reload(
     session = session_of(model, create=True)
     session.handle.start([*targets.required, *required])
     session.mode = chosen
-    chosen.start(targets)
+    try:
+        chosen.start(targets, session.handle)
+    except BaseException:
+        session.handle.abort()
+        raise
 
 
 def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -69,22 +85,36 @@ def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tens
     """
     session = session_of(model)
     session.begin(plan)
-    if isinstance(weights, Collection):
-        names: list[str] = []
-        tensors: list[Tensor] = []
-        for name, tensor in weights:
-            _check_item(name, tensor)
-            names.append(name)
-            tensors.append(tensor)
-        session.handle.deliver_all(names, tensors)
-    else:
-        deliver = session.handle.deliver
-        for name, tensor in weights:
-            _check_item(name, tensor)
-            deliver(name, tensor)
-    if session.handle.eager_ready():
-        call_loader(session)
-    session.mode.landed(session.targets)
+    mode, handle, targets = session.mode, session.handle, session.targets
+    with putting_back(session):
+        if isinstance(weights, Collection) and not mode.per_name:
+            names: list[str] = []
+            tensors: list[Tensor] = []
+            for name, tensor in weights:
+                _check_item(name, tensor)
+                names.append(name)
+                tensors.append(tensor)
+            handle.deliver_all(names, tensors)
+        else:
+            for name, tensor in weights:
+                _check_item(name, tensor)
+                handle.deliver(name, tensor)
+                if mode.per_name:
+                    mode.landed(targets, handle)
+        if handle.eager_ready():
+            call_loader(session)
+        mode.landed(targets, handle)
+
+
+@contextmanager
+def putting_back(session: Session) -> Iterator[None]:
+    """Whatever fails the session leaves the kernel tensors on the model."""
+    try:
+        yield
+    except BaseException:
+        if session.state == "failed":
+            session.mode.abort(session.targets)
+        raise
 
 
 def _check_item(name: object, tensor: object) -> None:
@@ -104,18 +134,21 @@ def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Rece
     targets = session.targets
     if session.known is not None and session.state == "active":
         session.begin_known()
-    names, tensors = targets.lists()
-    session.handle.prepare_finish(None if partial is None else list(partial), names, tensors)
-    if session.handle.needs_eager_call():
-        call_loader(session)
-    done = Receipt(*_receipt(session))
-    session.mode.finish(targets)
+    mode, handle = session.mode, session.handle
+    with putting_back(session):
+        names, tensors = mode.lists(targets)
+        handle.prepare_finish(None if partial is None else list(partial), names, tensors)
+        if handle.needs_eager_call():
+            call_loader(session)
+        mode.complete(targets, handle, partial is not None)
+        done = _receipt(session)
+    mode.finish(targets)
     return done
 
 
-def _receipt(session: Session) -> tuple[tuple[str, ...], int, float]:
-    names, nbytes, seconds = session.handle.finish()
-    return tuple(names), nbytes, seconds
+def _receipt(session: Session) -> Receipt:
+    names, nbytes, seconds, staged, held = session.handle.finish()
+    return Receipt(tuple(names), nbytes, seconds, staged, held)
 
 
 def abort_reload(model: Model) -> None:

@@ -1,0 +1,1 @@
+"""The public names of other systems, over this one."""

@@ -1,0 +1,442 @@
+"""Layerwise reloads against a fresh model that is loaded eagerly and processed."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import logging
+import os
+import random
+import weakref
+
+import layerwise_models as models
+import pytest
+import torch
+from torch import Tensor, nn
+
+import loadplan
+
+SEED = int(os.environ.get("LOADPLAN_TEST_SEED") or random.SystemRandom().randrange(1 << 30))
+ALL = ["norm", "mla", "padded", "repacked", "tied", "scaled", "experts"]
+
+
+def ready(kinds: list[str], seed: int = 0) -> models.Model:
+    """As an engine has it when the first update comes: recorded, loaded, processed."""
+    model = models.Model(kinds)
+    loadplan.record_metadata_for_reloading(model)
+    model.load_weights(model_checkpoint(kinds, seed).items())
+    model.process()
+    return model
+
+
+def model_checkpoint(kinds: list[str], seed: int) -> dict[str, Tensor]:
+    return models.Model(kinds).checkpoint(seed)
+
+
+def start(model: nn.Module, **options: object) -> None:
+    loadplan.start_reload(model, mode="layerwise", **options)
+
+
+def plan_of(model: nn.Module, checkpoint: dict[str, Tensor]) -> loadplan.LoadPlan:
+    start(model)
+    plan = loadplan.plan_loads(model, checkpoint)
+    loadplan.abort_reload(model)
+    return plan
+
+
+def update(
+    model: nn.Module, plan: loadplan.LoadPlan, items: list[tuple[str, Tensor]], **options: object
+) -> loadplan.Receipt:
+    start(model, **options)
+    loadplan.load_planned(model, plan, items)
+    return loadplan.finish_reload(model)
+
+
+def test_an_update_leaves_what_a_fresh_model_has() -> None:
+    model = ready(ALL)
+    places = models.addresses(model)
+    checkpoint = model_checkpoint(ALL, 1)
+    start(model)
+    assert model.layers[0].weight.is_meta
+    plan = loadplan.plan_loads(model, checkpoint)
+    loadplan.load_planned(model, plan, checkpoint.items())
+    receipt = loadplan.finish_reload(model)
+    assert models.different(models.eager(ALL, checkpoint), model) == []
+    assert models.addresses(model) == places
+    assert set(receipt.names) == set(checkpoint)
+    assert receipt.peak_staging_nbytes > 0
+    assert receipt.peak_held_nbytes == 0
+
+
+def test_the_load_format_comes_back_with_class_and_attributes() -> None:
+    model = ready(["transposed"])
+    layer = model.layers[0]
+    assert type(layer.weight) is nn.Parameter
+    start(model)
+    weight = layer.weight
+    assert type(weight) is models.LoaderParameter
+    assert weight.is_meta
+    assert (weight.shape, weight.stride(), weight.dtype) == ((12, 8), (8, 1), torch.bfloat16)
+    assert weight.parts == ("q", "k", "v")
+    assert weight.weight_loader.__self__ is layer
+    loadplan.abort_reload(model)
+    assert type(layer.weight) is nn.Parameter and not layer.weight.is_meta
+
+
+@pytest.mark.parametrize("kind", [*models.KINDS, "mla", "tied"])
+def test_each_kind_of_layer(kind: str) -> None:
+    model = ready([kind])
+    places = models.addresses(model)
+    plan = plan_of(model, model_checkpoint([kind], 0))
+    for seed in (1, 2):
+        checkpoint = model_checkpoint([kind], seed)
+        update(model, plan, list(checkpoint.items()))
+        assert models.different(models.eager([kind], checkpoint), model) == []
+    assert models.addresses(model) == places
+
+
+def test_random_models_in_random_order() -> None:
+    chance = random.Random(SEED)
+    for _ in range(12):
+        kinds = [chance.choice([*models.KINDS, "mla", "tied"]) for _ in range(chance.randint(1, 7))]
+        model = ready(kinds)
+        places = models.addresses(model)
+        plan = plan_of(model, model_checkpoint(kinds, 0))
+        needed = max(
+            sum(p.nbytes for p in layer.parameters()) for layer in models.Model(kinds).layers
+        )
+        for seed in range(3):
+            checkpoint = model_checkpoint(kinds, seed)
+            items = list(checkpoint.items())
+            chance.shuffle(items)
+            bound = chance.choice([None, 4 * needed])
+            start(model, defer_processing=chance.random() < 0.2, max_staging_bytes=bound)
+            while items:
+                bucket = [items.pop() for _ in range(min(len(items), chance.randint(1, 5)))]
+                loadplan.load_planned(model, plan, bucket)
+            receipt = loadplan.finish_reload(model)
+            where = f"LOADPLAN_TEST_SEED={SEED}: {kinds}"
+            assert models.different(models.eager(kinds, checkpoint), model) == [], where
+            assert models.addresses(model) == places, where
+            assert bound is None or receipt.peak_staging_nbytes <= bound, where
+
+
+def test_a_layer_is_processed_as_soon_as_its_bytes_are_there() -> None:
+    model = ready(["transposed", "padded"])
+    plan = plan_of(model, model_checkpoint(["transposed", "padded"], 0))
+    checkpoint = model_checkpoint(["transposed", "padded"], 1)
+    start(model)
+    loadplan.load_planned(model, plan, [("0.v", checkpoint["0.v"]), ("0.q", checkpoint["0.q"])])
+    assert model.layers[0].weight.is_meta
+    loadplan.load_planned(model, plan, [("0.k", checkpoint["0.k"])])
+    assert not model.layers[0].weight.is_meta
+    assert model.layers[1].weight.is_meta
+    loadplan.load_planned(model, plan, [("1.weight", checkpoint["1.weight"])])
+    receipt = loadplan.finish_reload(model)
+    # One layer at a time; the bias of the first is staged when it is processed.
+    assert receipt.peak_staging_nbytes == max((12 * 8 + 12) * 2, 6 * 10 * 4)
+
+
+def test_processing_can_wait_for_the_end() -> None:
+    model = ready(ALL)
+    plan = plan_of(model, model_checkpoint(ALL, 0))
+    checkpoint = model_checkpoint(ALL, 1)
+    start(model, defer_processing=True)
+    loadplan.load_planned(model, plan, checkpoint.items())
+    assert model.layers[0].weight.is_meta
+    loadplan.finish_reload(model)
+    assert models.different(models.eager(ALL, checkpoint), model) == []
+
+
+def test_staging_is_bounded_in_any_order() -> None:
+    kinds = ["transposed"] * 6
+    model = ready(kinds)
+    plan = plan_of(model, model_checkpoint(kinds, 0))
+    checkpoint = model_checkpoint(kinds, 1)
+    # All q, then all k, then all v: no layer is complete before the end.
+    items = sorted(checkpoint.items(), key=lambda item: item[0].split(".")[1])
+    one = (12 * 8 + 12) * 2
+    receipt = update(model, plan, items, max_staging_bytes=2 * one)
+    assert models.different(models.eager(kinds, checkpoint), model) == []
+    assert receipt.peak_staging_nbytes <= 2 * one
+    assert receipt.peak_held_nbytes == 4 * 2 * 4 * 8 * 2
+    assert update(model, plan, items).peak_staging_nbytes > 2 * one
+
+
+def test_a_bound_below_the_largest_layer_is_refused() -> None:
+    model = ready(["norm", "padded"])
+    places = models.addresses(model)
+    checkpoint = model_checkpoint(["norm", "padded"], 0)
+    plan = plan_of(model, checkpoint)
+    start(model, max_staging_bytes=100)
+    with pytest.raises(
+        RuntimeError, match=r"the layer of `layers.1.weight` needs 240 staged bytes"
+    ):
+        loadplan.load_planned(model, plan, checkpoint.items())
+    assert loadplan.state(model).state == "active"
+    loadplan.abort_reload(model)
+    assert loadplan.state(model).state == "idle"
+    assert models.addresses(model) == places
+
+
+def test_held_bytes_need_not_stay_with_the_sender() -> None:
+    kinds = ["experts", "transposed", "transposed"]
+    model = ready(kinds)
+    plan = plan_of(model, model_checkpoint(kinds, 0))
+    checkpoint = model_checkpoint(kinds, 1)
+    names = sorted(checkpoint, key=lambda name: name[::-1])
+    start(model, max_staging_bytes=400)
+    for name in names:
+        sent = checkpoint[name].clone()
+        loadplan.load_planned(model, plan, [(name, sent)])
+        sent.zero_()
+    loadplan.finish_reload(model)
+    assert models.different(models.eager(kinds, checkpoint), model) == []
+
+
+def test_layers_that_get_nothing_keep_their_kernel_tensors(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kinds = ["norm", "transposed", "mla"]
+    model = ready(kinds)
+    before = copy.deepcopy(model)
+    places = models.addresses(model)
+    checkpoint = {k: v for k, v in model_checkpoint(kinds, 1).items() if k.startswith("0.")}
+    plan = plan_of(model, checkpoint)
+    with caplog.at_level(logging.WARNING, logger="loadplan"):
+        update(model, plan, list(checkpoint.items()))
+    assert [r.args[0] for r in caplog.records] == ["layers.1", "layers.3"]
+    assert models.addresses(model) == places
+    assert models.different(before, model) == ["layers.0.weight"]
+
+
+def test_a_selective_update_has_whole_layers() -> None:
+    kinds = ["transposed", "padded"]
+    model = ready(kinds)
+    plan = plan_of(model, model_checkpoint(kinds, 0))
+    checkpoint = model_checkpoint(kinds, 1)
+    start(model)
+    loadplan.load_planned(model, plan, [("0.q", checkpoint["0.q"])])
+    with pytest.raises(RuntimeError, match=r"the layer of `layers.0.weight` got 64 of 192 bytes"):
+        loadplan.finish_reload(model, partial=["0.q"])
+    rest = [(name, checkpoint[name]) for name in ("0.k", "0.v")]
+    loadplan.load_planned(model, plan, rest)
+    loadplan.finish_reload(model, partial=["0.q", "0.k", "0.v"])
+    old = model_checkpoint(kinds, 0) | {k: v for k, v in checkpoint.items() if k[0] == "0"}
+    assert models.different(models.eager(kinds, old), model) == []
+
+
+def test_a_name_that_did_not_come_is_an_error() -> None:
+    model = ready(["transposed"])
+    before = copy.deepcopy(model)
+    plan = plan_of(model, model_checkpoint(["transposed"], 0))
+    checkpoint = model_checkpoint(["transposed"], 1)
+    start(model)
+    loadplan.load_planned(model, plan, [("0.q", checkpoint["0.q"])])
+    with pytest.raises(RuntimeError, match="2 planned name"):
+        loadplan.finish_reload(model)
+    loadplan.abort_reload(model)
+    # Nothing was processed: the old bytes are all there.
+    assert loadplan.state(model).state == "idle"
+    assert models.different(before, model) == []
+
+
+def test_an_error_of_processing_is_told_and_mended() -> None:
+    kinds = ["norm", "transposed", "padded"]
+    model = ready(kinds)
+    places = models.addresses(model)
+    plan = plan_of(model, model_checkpoint(kinds, 0))
+    checkpoint = model_checkpoint(kinds, 1)
+
+    def fails() -> None:
+        raise ValueError("no kernel for this")
+
+    model.layers[1].process_weights_after_loading = fails
+    start(model)
+    words = r"post-processing of layer `layers.1` \(Transposed\) failed: ValueError: no kernel"
+    with pytest.raises(RuntimeError, match=words):
+        loadplan.load_planned(model, plan, checkpoint.items())
+    now = loadplan.state(model)
+    assert now.state == "failed" and "no kernel for this" in now.error
+    assert models.addresses(model).keys() == places.keys()
+    del model.layers[1].process_weights_after_loading
+    update(model, plan, list(checkpoint.items()))
+    assert models.different(models.eager(kinds, checkpoint), model) == []
+    assert models.addresses(model) == places
+
+
+def test_a_failed_arrival_leaves_kernel_tensors() -> None:
+    model = ready(["norm", "padded"])
+    places = models.addresses(model)
+    plan = plan_of(model, model_checkpoint(["norm", "padded"], 0))
+    start(model)
+    with pytest.raises(ValueError, match=r"`1.weight`"):
+        loadplan.load_planned(model, plan, [("1.weight", torch.zeros(3))])
+    assert loadplan.state(model).state == "failed"
+    assert models.addresses(model) == places
+
+
+def test_a_result_of_another_shape_names_both() -> None:
+    model = ready(["transposed"])
+    plan = plan_of(model, model_checkpoint(["transposed"], 0))
+    before = copy.deepcopy(model)
+    layer = model.layers[0]
+
+    def other() -> None:
+        layer.weight = models.plain_parameter(layer.weight[:4].t())
+
+    layer.process_weights_after_loading = other
+    start(model)
+    words = (
+        r"layer `layers.0` .*`weight`: processing made \[8, 4\] torch.bfloat16, the kept kernel "
+        r"tensor is \[8, 12\] torch.bfloat16"
+    )
+    with pytest.raises(RuntimeError, match=words):
+        loadplan.load_planned(model, plan, model_checkpoint(["transposed"], 1).items())
+    del layer.process_weights_after_loading
+    assert models.different(before, model) == []
+
+
+def test_a_first_load_on_meta_is_processed_in_place() -> None:
+    kinds = ["norm", "transposed", "scaled", "repacked"]
+    with torch.device("meta"):
+        model = models.Model(kinds)
+    loadplan.record_metadata_for_reloading(model)
+    places = None
+    for seed in (1, 2):
+        checkpoint = model_checkpoint(kinds, seed)
+        start(model)
+        # Buffers are in memory from the first load on: another plan.
+        plan = loadplan.plan_loads(model, checkpoint)
+        loadplan.load_planned(model, plan, checkpoint.items())
+        loadplan.finish_reload(model)
+        places = places or models.addresses(model)
+        assert models.addresses(model) == places
+    # What was never in memory has no initial value: those of the scale and order are not known.
+    wrong = models.different(models.eager(kinds, checkpoint), model)
+    assert {name.split(".")[1] for name in wrong} <= {"2", "3"}
+
+
+def test_what_an_engine_bound_later_stays() -> None:
+    model = ready(["tables"])
+    layer = model.layers[0]
+    layer.cache = torch.ones(7)
+    layer.tables.append(torch.ones(2))
+    tables, cache = layer.tables, layer.cache
+    plan = plan_of(model, model_checkpoint(["tables"], 0))
+    update(model, plan, list(model_checkpoint(["tables"], 1).items()))
+    assert layer.tables is tables and layer.cache is cache
+    assert torch.equal(cache, torch.ones(7)) and torch.equal(tables[2], torch.ones(2))
+    assert torch.equal(tables[0], model_checkpoint(["tables"], 1)["0.weight"].sum(1))
+
+
+def test_a_repeated_start_skips_what_is_started() -> None:
+    model = ready(["norm", "transposed"])
+    start(model)
+    weight = model.layers[1].weight
+    with pytest.raises(RuntimeError, match="start_reload"):
+        start(model)
+    assert model.layers[1].weight is weight
+    loadplan.abort_reload(model)
+
+
+def test_nothing_recorded_is_refused() -> None:
+    model = models.Model(["norm"])
+    with pytest.raises(RuntimeError, match="record_metadata_for_reloading"):
+        start(model)
+    assert loadplan.state(model).state == "idle"
+
+
+def test_a_mapping_has_no_layers() -> None:
+    targets = loadplan.Targets({"w": torch.zeros(2)}, lambda weights: None)
+    with pytest.raises(TypeError, match="needs a module"):
+        start(targets)
+
+
+def test_options_of_layerwise_belong_to_it() -> None:
+    with pytest.raises(ValueError, match="mode='layerwise'"):
+        loadplan.start_reload(ready(["norm"]), mode="direct", max_staging_bytes=5)
+
+
+def test_destinations_on_meta_are_not_given_out() -> None:
+    model = ready(["norm"])
+    plan = plan_of(model, model_checkpoint(["norm"], 0))
+    assert plan.get_dest("0.weight") is None
+
+
+class Reads(models.Transposed):
+    """Looks at values: its names go through the loader."""
+
+    def load(self, parameter: Tensor, part: str, loaded: Tensor) -> None:
+        if part == "k" and loaded.sum() > 0:
+            loaded = -loaded
+        super().load(parameter, part, loaded)
+
+
+@pytest.mark.parametrize("bound", [None, 700])
+def test_fallback_names_go_through_the_loader(bound: int | None) -> None:
+    more = {"reads": Reads}
+    kinds = ["transposed", "reads", "padded"]
+    model = models.Model(kinds, more)
+    checkpoint = model.checkpoint(0)
+    loadplan.record_metadata_for_reloading(model)
+    model.load_weights(checkpoint.items())
+    model.process()
+    places = models.addresses(model)
+    plan = plan_of(model, checkpoint)
+    assert [n for n, e in plan.entries.items() if e.kind == "fallback"] == ["1.k"]
+    for seed in (1, 2):
+        checkpoint = (
+            model.checkpoint(seed) if seed == 0 else models.Model(kinds, more).checkpoint(seed)
+        )
+        update(model, plan, list(reversed(checkpoint.items())), max_staging_bytes=bound)
+        assert models.different(models.eager(kinds, checkpoint, more), model) == []
+        assert models.addresses(model) == places
+
+
+def test_a_record_holds_no_model() -> None:
+    model = ready(["norm", "transposed"])
+    checkpoint = model_checkpoint(["norm", "transposed"], 1)
+    update(model, plan_of(model, checkpoint), list(checkpoint.items()))
+    start(model)
+    gone = weakref.ref(model), weakref.ref(model.layers[1])
+    del model
+    gc.collect()
+    assert [ref() for ref in gone] == [None, None]
+
+
+def test_a_copied_model_has_its_own_record() -> None:
+    kinds = [kind for kind in ALL if kind != "padded"]  # a copy of it is packed
+    model = ready(kinds)
+    other = copy.deepcopy(model)
+    checkpoint = model_checkpoint(kinds, 1)
+    plan = plan_of(other, checkpoint)
+    update(other, plan, list(checkpoint.items()))
+    assert models.different(models.eager(kinds, checkpoint), other) == []
+    assert models.different(models.eager(kinds, model_checkpoint(kinds, 0)), model) == []
+
+
+def test_many_updates_in_random_order() -> None:
+    """Short by default; LOADPLAN_SOAK=1000 for the long one."""
+    chance = random.Random(SEED)
+    model = ready(ALL)
+    places = models.addresses(model)
+    plan = plan_of(model, model_checkpoint(ALL, 0))
+    checkpoints = [model_checkpoint(ALL, seed) for seed in range(4)]
+    objects = []
+    count = int(os.environ.get("LOADPLAN_SOAK", "30"))
+    for number in range(count):
+        checkpoint = chance.choice(checkpoints)
+        items = list(checkpoint.items())
+        chance.shuffle(items)
+        start(model, max_staging_bytes=chance.choice([None, 1200]))
+        middle = chance.randint(0, len(items))
+        loadplan.load_planned(model, plan, items[:middle])
+        loadplan.load_planned(model, plan, items[middle:])
+        loadplan.finish_reload(model)
+        if number in (5, count - 1):  # the first updates fill caches
+            gc.collect()
+            objects.append(len(gc.get_objects()))
+    assert models.different(models.eager(ALL, checkpoint), model) == []
+    assert models.addresses(model) == places
+    assert objects[1] <= objects[0] + 50
