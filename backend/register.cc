@@ -126,6 +126,7 @@ void RegisterFallbacks(torch::Library& backend) {
 void RegisterViews(torch::Library& m) {
   m.impl("_reshape_alias", TORCH_FN(kernels::_reshape_alias));
   m.impl("as_strided", TORCH_FN(kernels::as_strided));
+  m.impl("as_strided_", TORCH_FN(kernels::as_strided_));
   m.impl("empty.memory_format", TORCH_FN(kernels::empty_memory_format));
   m.impl("empty_strided", TORCH_FN(kernels::empty_strided));
   m.impl("select.int", TORCH_FN(kernels::select));
@@ -134,6 +135,8 @@ void RegisterViews(torch::Library& m) {
   m.impl("slice.Tensor", TORCH_FN(kernels::slice));
   m.impl("unfold", TORCH_FN(kernels::unfold));
   m.impl("view", TORCH_FN(kernels::view));
+  m.impl("view_as_complex", TORCH_FN(kernels::view_as_complex));
+  m.impl("view_as_real", TORCH_FN(kernels::view_as_real));
   // Reached only in a thread that does not take part yet.
   for (const char* name : {"_copy_from", "_local_scalar_dense", "_to_copy", "cat", "clone", "copy_",
                            "fill_.Scalar", "fill_.Tensor", "stack", "zero_"}) {

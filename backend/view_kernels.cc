@@ -5,6 +5,8 @@
 #include <ATen/ops/select_native.h>
 #include <ATen/ops/slice_native.h>
 #include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_as_complex_native.h>
+#include <ATen/ops/view_as_real_native.h>
 #include <ATen/ops/view_native.h>
 #include <c10/util/Exception.h>
 
@@ -28,9 +30,20 @@ at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArray
   return at::native::as_strided_tensorimpl(self, size, stride, storage_offset);
 }
 
+const at::Tensor& as_strided_(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
+                              std::optional<int64_t> storage_offset) {
+  const at::Tensor view = as_strided(self, size, stride, storage_offset);  // checks the bounds
+  self.unsafeGetTensorImpl()->set_sizes_and_strides(size, stride, view.storage_offset());
+  return self;
+}
+
 at::Tensor view(const at::Tensor& self, at::IntArrayRef size) {
   return at::native::view(self, size);
 }
+
+at::Tensor view_as_complex(const at::Tensor& self) { return at::native::view_as_complex(self); }
+
+at::Tensor view_as_real(const at::Tensor& self) { return at::native::view_as_real(self); }
 
 at::Tensor _reshape_alias(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride) {
   return at::native::_reshape_alias(self, size, stride);

@@ -13,7 +13,11 @@ namespace loadplan::kernels {
 // a real tensor's would be (tests/backend/view_parity_test.cc).
 at::Tensor as_strided(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
                       std::optional<int64_t> storage_offset);
+const at::Tensor& as_strided_(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
+                              std::optional<int64_t> storage_offset);
 at::Tensor view(const at::Tensor& self, at::IntArrayRef size);
+at::Tensor view_as_complex(const at::Tensor& self);
+at::Tensor view_as_real(const at::Tensor& self);
 at::Tensor _reshape_alias(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride);
 at::Tensor unfold(const at::Tensor& self, int64_t dimension, int64_t size, int64_t step);
 at::Tensor slice(const at::Tensor& self, int64_t dim, std::optional<int64_t> start,

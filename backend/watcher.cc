@@ -67,10 +67,29 @@ void WatchOperator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   }
 }
 
+namespace {
+
+// `torch.tril_indices(2, 2, device=w.device)`: data of no checkpoint tensor keeps its values.
+void MakeConstant(TraceSession& session, const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const ModeOff mode_off;
+  const std::size_t begin = stack->size() - op.schema().arguments().size();
+  for (std::size_t i = begin; i < stack->size(); ++i) {
+    if ((*stack)[i].isDevice()) (*stack)[i] = c10::Device(c10::kCPU);
+  }
+  op.callBoxed(stack);
+  for (std::size_t i = begin; i < stack->size(); ++i) {
+    if ((*stack)[i].isTensor()) (*stack)[i] = session.NewConstantTensor((*stack)[i].toTensor());
+  }
+}
+
+}  // namespace
+
 void JoinAndCall(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   std::shared_ptr<TraceSession> session;
+  bool is_factory = !op.hasTag(at::Tag::nondeterministic_seeded);
   const std::size_t count = op.schema().arguments().size();
-  const auto look = [&session](const at::Tensor& tensor) {
+  const auto look = [&](const at::Tensor& tensor) {
+    is_factory = false;
     if (session != nullptr || !tensor.defined() || !IsTraceTensor(tensor) || !tensor.has_storage())
       return;
     if (const TraceContext* const context = ContextOf(tensor.storage().unsafeGetStorageImpl()))
@@ -90,6 +109,7 @@ void JoinAndCall(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(session->active(), "`", op.operator_name(),
               "` is called on a trace tensor whose pass has ended; trace tensors hold no data and live only as long as "
               "the pass that made them");
+  if (is_factory) return MakeConstant(*session, op, stack);
   // `torch.tensor(values, device=trace)` switches every mode off for a while, ours too.
   c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
   static thread_local int depth = 0;
