@@ -72,6 +72,7 @@ bool CopiesOntoItself(TraceSession& session, const at::Tensor& self, const at::T
   if (overlaps.ok() && !*overlaps) return false;
   session.RecordRefusal("aten::copy_", "copies between overlapping parts of one tensor", "",
                         {self, src});
+  if (session.stand_ins() != nullptr) return true;
   TORCH_CHECK(false, "`aten::copy_` between overlapping parts of ", session.Describe(self),
               " depends on the order in which a kernel copies and cannot be planned; copy through clone()");
 }
@@ -257,15 +258,31 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
                 const Part& part) {
   TraceSession* const session = TraceSession::Current();
   bool touches = false;
+  bool known = true;
   for (const at::Tensor& tensor : tensors) {
     if (session == nullptr) CheckWatched(tensor, "aten::cat");
   }
   for (const at::Tensor& tensor : tensors) {
     if (session == nullptr || IsWrapper(tensor)) return below();
-    touches |= session->Find(tensor).touch != Touch::kPlain;
+    const TouchedStorage touched = session->Find(tensor);
+    touches |= touched.touch != Touch::kPlain;
+    known &= IsKnown(touched);
   }
   const ModeOff mode_off;
   if (!touches) return below();
+  if (known) {
+    const StorageGuards::Lift lift(session->guards(), StoragesOf(tensors));
+    at::Tensor result = below();
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      const at::Tensor place = part(result, i);
+      if (session->Find(tensors[i]).touch == Touch::kPlain) {
+        session->NoteExternal(tensors[i]);  // already a part of what `result` holds
+      } else {
+        session->RecordCopy(place, tensors[i], /*ran=*/true);
+      }
+    }
+    return result;
+  }
   std::vector<at::Tensor> metas;
   for (const at::Tensor& tensor : tensors) metas.push_back(MetaLike(tensor));
   const at::Tensor meta = on_meta(metas);

@@ -15,6 +15,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "backend/movement.h"
+#include "backend/native_meta.h"
 #include "backend/trace_tensor.h"
 #include "backend/watcher.h"
 
@@ -63,14 +64,22 @@ std::vector<at::Tensor> OperatorCall::Symbolic() const {
 }
 
 // `p.set_(w)`, `p.resize_(...)`: the address that a CUDA graph has recorded would move.
-void OperatorCall::CheckNoRebinding() {
+// Whether the call is done with: a tensor of that size already, or, in a pass that explores, one
+// that stays where it is.
+bool OperatorCall::RefusesRebinding() {
   const std::string& op = op_.operator_name().name;
-  if (op != "aten::set_" && op != "aten::resize_" && op != "aten::set_data") return;
+  if (op != "aten::set_" && op != "aten::resize_" && op != "aten::set_data") return false;
   const TensorArgument& self = tensors_.front();
-  if (self.touched.touch == Touch::kPlain && tensors_.size() < 2) return;
-  if (op == "aten::resize_" && self.tensor.sizes() == at::IntArrayRef(argument(1).toIntVector()))
-    return;
-  session_.RecordRefusal(name(), "moves a live tensor to other memory", "", Symbolic());
+  if (self.touched.touch == Touch::kPlain && tensors_.size() < 2) return false;
+  const bool stays =
+      op == "aten::resize_" && self.tensor.sizes() == at::IntArrayRef(argument(1).toIntVector());
+  if (!stays) session_.RecordRefusal(name(), "moves a live tensor to other memory", "", Symbolic());
+  if (stays || session_.stand_ins() != nullptr) {
+    const at::Tensor tensor = self.tensor;
+    stack_.resize(begin_);
+    if (!schema_.returns().empty()) stack_.emplace_back(tensor);
+    return true;
+  }
   TORCH_CHECK(false, "`", name(), "` would move ", session_.Describe(self.tensor),
               " to other memory, which a load plan cannot follow; copy into it instead");
 }
@@ -116,6 +125,17 @@ void OperatorCall::RunForReal() {
   }
 }
 
+// `tensor`, on the trace device, holds `value` from now on. A factory makes an empty one first and
+// lets its operator give it a size.
+void OperatorCall::RecordMutated(const at::Tensor& tensor, const at::Tensor& value) {
+  if (tensor.sizes() == value.sizes()) return session_.RecordConstant(tensor, value);
+  TORCH_CHECK_NOT_IMPLEMENTED(IsTraceTensor(tensor), "`", name(), "` resizes its output, which cannot be traced");
+  const at::Tensor resized = session_.NewConstantTensor(value);
+  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(resized.storage());
+  impl->set_sizes_and_strides(resized.sizes(), resized.strides());
+}
+
 bool OperatorCall::RunOnConstants() {
   if (random_) return false;
   for (TensorArgument& arg : tensors_) {
@@ -136,7 +156,7 @@ bool OperatorCall::RunOnConstants() {
   }
   op_.callBoxed(&stack_);
   for (const TensorArgument& arg : tensors_) {
-    if (arg.written && arg.constant.has_value()) session_.RecordConstant(arg.tensor, *arg.constant);
+    if (arg.written && arg.constant.has_value()) RecordMutated(arg.tensor, *arg.constant);
   }
   std::vector<c10::IValue> returned(stack_.begin() + static_cast<std::ptrdiff_t>(begin_),
                                     stack_.end());
@@ -192,13 +212,19 @@ bool OperatorCall::RecordMovement() {
   std::vector<at::Tensor> data;  // by label
   std::vector<bool> labelled(call.size(), false);
   int64_t num_labels = 0;
+  std::vector<at::Tensor> answered;
   for (const TensorArgument& arg : tensors_) {
     const std::string& argument_name = schema_.arguments()[arg.position].name();
     const bool moves =
         arg.element < 0 && std::ranges::find(rule->data, argument_name) != rule->data.end();
     const bool known = arg.touched.touch == Touch::kPlain || arg.constant.has_value();
     if (!moves) {
-      if (!known) return false;
+      // An index or a mask made of live bytes steers the trace, as in `_to_copy`.
+      const bool steers = arg.touched.touch == Touch::kKnown &&
+                          c10::isIntegralType(arg.tensor.scalar_type(), /*includeBool=*/true);
+      if (!known && !steers) return false;
+      if (!known) answered.push_back(arg.tensor);
+      const StorageGuards::Lift lift(session_.guards(), StoragesOf({arg.tensor}));
       SetArgument(call[arg.position], arg.element,
                   arg.constant.has_value() ? *arg.constant : arg.tensor.cpu());
       continue;
@@ -229,8 +255,13 @@ bool OperatorCall::RecordMovement() {
   for (const at::Tensor& tensor : data) {
     if (tensor.scalar_type() != dtype) return false;
   }
-  op_.callBoxed(&call);
-  return RecordMoved(call.front().toTensor(), data);
+  {
+    const StorageGuards::Lift lift(session_.guards(), StoragesOf(answered));
+    op_.callBoxed(&call);
+  }
+  if (!RecordMoved(call.front().toTensor(), data)) return false;
+  session_.RecordAnswered(answered);
+  return true;
 }
 
 // `labels` says for each element of the result which element of `data` it is.
@@ -317,12 +348,61 @@ bool SaysThatMetaHasNoValues(std::string_view error) {
 
 }  // namespace
 
-void OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack) {
-  if (op_.hasTag(at::Tag::data_dependent_output)) RefuseValueRead(session_, name(), Symbolic());
+// What two reads that deserve one answer have in common.
+std::string OperatorCall::ReadSite() const {
+  std::string site = name();
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.touched.touch == Touch::kPlain) continue;
+    absl::StrAppend(&site, " ", c10::toString(arg.tensor.scalar_type()), " ",
+                    session_.DescribeOrigin(arg.touched.storage));
+  }
+  return site;
+}
+
+// The operator runs on values made up: its result is a constant from then on, and a decision is
+// taken as the round takes it. False where the pass does not explore.
+bool OperatorCall::AnswerWithStandIns() {
+  StandIns* const stand_ins = session_.stand_ins();
+  if (stand_ins == nullptr) return false;
+  session_.RecordRefusal(name(), absl::StrCat("`", name(), "` reads its value"), "", Symbolic());
+  const int choice = stand_ins->Choose(ReadSite());
+  const ModeOff mode_off;
+  std::vector<c10::IValue> returned(stack_.begin() + static_cast<std::ptrdiff_t>(begin_),
+                                    stack_.end());
+  for (c10::IValue& value : returned) {
+    if (value.isDevice()) value = c10::Device(c10::kCPU);
+  }
+  std::vector<std::pair<at::Tensor, at::Tensor>> mutated;
+  for (const TensorArgument& arg : tensors_) {
+    at::Tensor value = arg.constant.has_value()             ? *arg.constant
+                       : arg.touched.touch == Touch::kPlain ? arg.tensor.cpu()
+                                                            : stand_ins->Make(arg.tensor, choice);
+    if (arg.written) {
+      value = value.clone(at::MemoryFormat::Contiguous);
+      mutated.emplace_back(arg.tensor, value);
+    }
+    SetArgument(returned[arg.position], arg.element, value);
+  }
+  const at::AutoDispatchBelowAutograd no_autograd;
+  op_.callBoxed(&returned);
+  for (const auto& [tensor, value] : mutated) RecordMutated(tensor, value);
+  for (c10::IValue& value : returned) {
+    if (value.isBool()) value = choice % 2 != 0;
+  }
+  std::vector<at::Tensor> fresh;
+  for (const at::Tensor& output : FreshOutputs(schema_, returned))
+    fresh.push_back(session_.NewConstantTensor(output));
+  ReturnTraced(returned, fresh);
+  return true;
+}
+
+// False where only values could tell what comes of it.
+bool OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack) {
+  if (op_.hasTag(at::Tag::data_dependent_output)) return false;
   const at::AutoDispatchBelowAutograd no_autograd;
   try {
-    op_.callBoxed(&stack);
-    return;
+    if (!RunNativeMeta(op_.operator_name(), stack)) op_.callBoxed(&stack);
+    return true;
   } catch (const c10::NotImplementedError&) {
     // The operator has no meta kernel: its result depends on values.
   } catch (const std::exception& e) {
@@ -330,7 +410,7 @@ void OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack) {
     // the words of the eager call.
     if (!SaysThatMetaHasNoValues(e.what())) throw;
   }
-  RefuseValueRead(session_, name(), Symbolic());
+  return false;
 }
 
 void OperatorCall::RecordNode() {
@@ -348,7 +428,10 @@ void OperatorCall::RecordNode() {
     TORCH_CHECK_NOT_IMPLEMENTED(arg.element < 0, "`", name(), "` writes a list of tensors, which cannot be traced");
     mutated.emplace_back(arg.tensor, returned[arg.position].toTensor());
   }
-  RunOnMeta(returned);
+  if (!RunOnMeta(returned)) {
+    if (AnswerWithStandIns()) return;
+    RefuseValueRead(session_, name(), Symbolic());
+  }
   const std::vector<at::Tensor> fresh = FreshOutputs(schema_, returned);
   for (const at::Tensor& output : fresh) program->results.push_back(MetaOf(output));
   for (const auto& [original, meta] : mutated) {

@@ -48,7 +48,8 @@ class OperatorCall {
 
   void Run() {
     if (MakesTraceTensor()) return CallBelow();
-    CheckNoRebinding();
+    if (RefusesRebinding()) return;
+    if (op_.hasTag(at::Tag::inplace_view)) return CallBelow();  // `t_`: geometry, no bytes
     if (CanRunForReal()) {
       AdoptChanged();
       return RunForReal();
@@ -72,14 +73,17 @@ class OperatorCall {
   }
   void Collect();
   void Add(std::size_t position, int64_t element, const at::Tensor& tensor);
-  void CheckNoRebinding();
+  bool RefusesRebinding();
   bool CanRunForReal() const;
   bool RunOnConstants();
+  void RecordMutated(const at::Tensor& tensor, const at::Tensor& value);
   void AdoptChanged();
   bool RecordMovement();
   bool RecordMoved(const at::Tensor& labels, const std::vector<at::Tensor>& data);
   void RecordNode();
-  void RunOnMeta(std::vector<c10::IValue>& stack);
+  bool RunOnMeta(std::vector<c10::IValue>& stack);
+  bool AnswerWithStandIns();
+  std::string ReadSite() const;
   std::vector<c10::IValue> MetaArguments() const;
   std::shared_ptr<OperatorNode> CaptureProgram() const;
   NodeRecord MakeRecord() const;

@@ -367,6 +367,20 @@ std::string TraceSession::Describe(const at::Tensor& tensor) const {
                       names.size() > 1 ? " and others" : "");
 }
 
+std::string TraceSession::DescribeOrigin(StorageId storage) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::string origin;
+  for (int depth = 0; depth < 4 && storage >= 0; ++depth) {
+    const StorageRecord& record = log_.storages[static_cast<std::size_t>(storage)];
+    if (record.kind != StorageKind::kValue)
+      return origin + (record.kind == StorageKind::kCheckpoint ? "checkpoint" : "memory");
+    const NodeRecord& node = log_.nodes[static_cast<std::size_t>(record.ref)];
+    absl::StrAppend(&origin, node.op, " of ");
+    storage = node.inputs.empty() ? -1 : node.inputs.front().storage;
+  }
+  return origin;
+}
+
 ReadRecord TraceSession::ReadOf(const at::Tensor& tensor) const {
   return {Find(tensor).storage, LayoutOf(tensor), ToDType(tensor.scalar_type())};
 }

@@ -16,6 +16,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "backend/operator_node.h"
+#include "backend/stand_ins.h"
 #include "backend/storage_guard.h"
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
@@ -41,6 +42,10 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
  public:
   explicit TraceSession(std::shared_ptr<const TargetSet> targets) : targets_(std::move(targets)) {}
   ~TraceSession();
+
+  // Reads of values get made-up answers instead of an error. Call before Begin.
+  void Explore(std::shared_ptr<StandIns> stand_ins) { stand_ins_ = std::move(stand_ins); }
+  StandIns* stand_ins() const { return stand_ins_.get(); }
 
   // The session of the calling thread's pass; nullptr outside a pass. A thread
   // whose pass has ended is switched off by this call.
@@ -101,6 +106,8 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   // What a message calls `tensor`: "checkpoint tensor `x`", "target `w`", ...
   std::string Describe(const at::Tensor& tensor) const;
   ReadRecord ReadOf(const at::Tensor& tensor) const;
+  // What computed the bytes of a storage, without names: "aten::gt.Scalar of checkpoint".
+  std::string DescribeOrigin(StorageId storage) const;
   // The value of a tensor all of whose bytes are captured constants (or nobody's,
   // where `allow_uninitialised`); nullopt where a byte is not.
   std::optional<at::Tensor> ConstantValue(const at::Tensor& tensor, bool allow_uninitialised);
@@ -147,6 +154,7 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   std::vector<std::string> source_names_;
   absl::flat_hash_map<const c10::StorageImpl*, ExternalTensor> externals_;
   StorageGuards guards_;
+  std::shared_ptr<StandIns> stand_ins_;  // nullptr: the pass does not explore
 };
 
 }  // namespace loadplan

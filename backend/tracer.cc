@@ -2,6 +2,7 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
 #include <cctype>
 #include <chrono>
 #include <functional>
@@ -11,9 +12,13 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "backend/content_digests.h"
 #include "backend/convert.h"
+#include "backend/mode.h"
+#include "backend/stand_ins.h"
 #include "backend/trace_session.h"
 #include "backend/trace_tensor.h"
+#include "backend/watcher.h"
 #include "plan/load_plan_builder.h"
 #include "plan/resolve.h"
 
@@ -39,6 +44,9 @@ double SecondsSince(Clock::time_point begin) {
 // Names of one pattern that may fail one by one; after that the pattern is given up whole.
 constexpr int kFailuresOfOnePattern = 2;
 
+// Runs of one round of exploring that the loader may end by an exception.
+constexpr int kFailuresOfOneRound = 6;
+
 }  // namespace
 
 struct Tracer::State {
@@ -55,15 +63,21 @@ struct Tracer::State {
   std::string where;  // of the exception that ended the pass
   int num_passes = 0;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;  // parallel to metas
-  HeldNames held;
-  // Of `last_session`:
-  HeldNames last_held;
-  std::vector<StorageId> last_storages;  // per meta; -1: not in that pass
+  std::vector<StorageId> last_storages;  // of `last_session`, per meta; -1: not in that pass
+  std::weak_ptr<TraceSession> ended;     // the pass that ended last, of whatever kind
+  // What exploring shows, and the answers of each round that was complete.
+  std::optional<Exploration> exploration;
+  std::vector<std::shared_ptr<StandIns>> rounds;
+  std::shared_ptr<StandIns> stand_ins;  // of the round that is not complete
+  int failures_of_round = 0;
+  bool is_explored = false;
   std::optional<FallbackCall> fallback_call;
   Clock::time_point pass_began;
   double trace_seconds = 0;  // of all passes
 
-  absl::Status Begin(const std::function<bool(std::int32_t)>& takes_part);
+  absl::Status Begin(const std::function<bool(std::int32_t)>& takes_part,
+                     std::shared_ptr<StandIns> answers = nullptr);
+  void NoteRefusals(const TraceSession& explored);
   void End();
   std::vector<std::int32_t> Live() const;
   bool GiveUp(std::int32_t source, const std::string& reason);
@@ -138,19 +152,23 @@ absl::StatusOr<std::unique_ptr<Tracer>> Tracer::Create(std::vector<SourceMeta> m
   return tracer;
 }
 
-absl::Status Tracer::State::Begin(const std::function<bool(std::int32_t)>& takes_part) {
+absl::Status Tracer::State::Begin(const std::function<bool(std::int32_t)>& takes_part,
+                                  std::shared_ptr<StandIns> answers) {
   pass_began = Clock::now();
   if (!TraceDeviceError().empty()) return absl::FailedPreconditionError(TraceDeviceError());
   if (session != nullptr) {
     return absl::FailedPreconditionError("the tracer's pass has not ended yet");
   }
   auto next = std::make_shared<TraceSession>(targets);
+  if (answers != nullptr) {
+    answers->Rewind();
+    next->Explore(std::move(answers));
+  }
   if (auto status = next->Begin(); !status.ok()) return status;
   session = next;
   ++num_passes;
   current = -1;
   where.clear();
-  held = {};
   pass.clear();
   pass.reserve(metas.size());
   source_storages.assign(metas.size(), -1);
@@ -174,12 +192,92 @@ absl::Status Tracer::BeginPass() {
   return state.Begin([&state](std::int32_t source) { return !state.fallbacks.contains(source); });
 }
 
-absl::Status Tracer::BeginFallbackPass(const LoadPlan& plan) {
+bool Tracer::WantsExploring() const {
+  const State& state = *state_;
+  return !state.is_explored && !state.fallbacks.empty() &&
+         state.fallbacks.size() < state.metas.size();
+}
+
+absl::Status Tracer::BeginExploring() {
   State& state = *state_;
-  return state.Begin([&](std::int32_t source) {
-    return plan.entries()[static_cast<std::size_t>(source)].kind == EntryKind::kFallback &&
-           !state.fallbacks.contains(source);
-  });
+  if (!state.exploration.has_value()) state.exploration.emplace();
+  if (state.stand_ins == nullptr)
+    state.stand_ins = std::make_shared<StandIns>(static_cast<int>(state.rounds.size()));
+  return state.Begin([](std::int32_t) { return true; }, state.stand_ins);
+}
+
+void Tracer::EndExploring(const std::string& error) {
+  State& state = *state_;
+  if (state.session == nullptr) return;
+  state.End();
+  const std::shared_ptr<TraceSession> session = std::move(state.session);
+  Exploration& exploration = *state.exploration;
+  if (error.empty()) {
+    state.NoteRefusals(*session);
+    exploration.rounds.push_back(WritesOfPass(session->log(), DigestsOf(*session)));
+    state.rounds.push_back(std::move(state.stand_ins));
+    state.failures_of_round = 0;
+    state.is_explored = state.rounds.size() == StandIns::kNumRounds;
+    return;
+  }
+  exploration.error = error;
+  // A value that the loader refuses would fail an eager load as well.
+  state.is_explored = !state.stand_ins->Turn() || ++state.failures_of_round == kFailuresOfOneRound;
+}
+
+// Names whose values were read only because others were there.
+void Tracer::State::NoteRefusals(const TraceSession& explored) {
+  const RecordLog& log = explored.log();
+  const SymbolicMemory memory(log);
+  for (const RefusalRecord& refusal : log.refusals) {
+    const std::string reason = refusal.where.empty()
+                                   ? refusal.reason
+                                   : absl::StrCat(refusal.reason, " at ", refusal.where);
+    for (const ReadRecord& read : refusal.inputs) {
+      if (read.storage < 0) continue;
+      for (const std::int32_t name :
+           memory.NamesBehind(read.storage, read.layout.Span(), refusal.time))
+        fallbacks.emplace(name, reason);
+    }
+  }
+}
+
+at::Tensor Tracer::StandIn(const at::Tensor& tensor, const std::string& op,
+                           const std::string& where) {
+  TraceSession* const session = state_->session.get();
+  if (session == nullptr || session->stand_ins() == nullptr || session->Find(tensor).storage < 0)
+    return {};
+  Refuse(tensor, op, where);
+  const std::string site = absl::StrCat(op, " ", c10::toString(tensor.scalar_type()), " ",
+                                        session->DescribeOrigin(session->Find(tensor).storage));
+  return session->stand_ins()->Make(tensor, session->stand_ins()->Choose(site));
+}
+
+int64_t Tracer::num_answers() const {
+  const TraceSession* const session = state_->session.get();
+  return session == nullptr || session->stand_ins() == nullptr
+             ? 0
+             : session->stand_ins()->num_answers();
+}
+
+bool Tracer::Decide(const std::string& site) {
+  TraceSession* const session = state_->session.get();
+  return session != nullptr && session->stand_ins() != nullptr &&
+         session->stand_ins()->Decide(site);
+}
+
+int Tracer::num_rounds() const { return std::max(1, static_cast<int>(state_->rounds.size())); }
+
+absl::Status Tracer::BeginFallbackPass(const LoadPlan& plan, int round) {
+  State& state = *state_;
+  const bool is_explored = !state.rounds.empty();
+  if (round == 0) state.fallback_call.emplace();
+  return state.Begin(
+      [&](std::int32_t source) {
+        return plan.entries()[static_cast<std::size_t>(source)].kind == EntryKind::kFallback &&
+               (is_explored || !state.fallbacks.contains(source));
+      },
+      is_explored ? state.rounds[static_cast<std::size_t>(round)] : nullptr);
 }
 
 std::vector<PassTensor> Tracer::TakePass() { return std::move(state_->pass); }
@@ -192,21 +290,9 @@ std::vector<std::int32_t> Tracer::State::Live() const {
   return live;
 }
 
-void Tracer::NoteExhausted(std::vector<int32_t> held) {
-  State& state = *state_;
-  state.held = {std::move(held), static_cast<Index>(state.session->log().copies.size())};
-}
-
-std::vector<const c10::StorageImpl*> Tracer::LiveStorages() const {
-  std::vector<const c10::StorageImpl*> live;
-  for (const auto& storage : state_->storages) {
-    if (const auto strong = storage.lock()) live.push_back(strong.get());
-  }
-  return live;
-}
-
 bool Tracer::HasLiveTensors() const {
-  return state_->last_session != nullptr && state_->last_session.use_count() > 1;
+  const long ours = state_->last_session == state_->ended.lock() ? 1 : 0;
+  return state_->ended.use_count() > ours;
 }
 std::vector<int32_t> Tracer::LiveNames() const { return state_->Live(); }
 
@@ -234,8 +320,37 @@ void Tracer::Refuse(const at::Tensor& tensor, const std::string& op, const std::
   session->RecordRefusal(op, absl::StrCat("`", op, "` reads its value"), where, {tensor});
 }
 
+at::Tensor Tracer::ReadableCopy(const at::Tensor& tensor) {
+  TraceSession* const session = state_->session.get();
+  if (session == nullptr || !tensor.has_storage()) return {};
+  switch (session->Find(tensor).touch) {
+    case Touch::kPlain:
+      session->NoteExternal(tensor);
+      return {};
+    case Touch::kKnown: {
+      session->RecordAnswered({tensor});
+      const ModeOff mode_off;
+      const StorageGuards::Lift lift(session->guards(), StoragesOf({tensor}));
+      return tensor.detach().cpu().clone();
+    }
+    case Touch::kTrace:
+      return session->ConstantValue(tensor, /*allow_uninitialised=*/false).value_or(at::Tensor());
+    case Touch::kStale:
+      break;
+  }
+  return {};
+}
+
+bool Tracer::IsSymbolic(const at::Tensor& tensor) const {
+  const TraceSession* const session = state_->session.get();
+  if (session == nullptr || !tensor.has_storage()) return false;
+  const Touch touch = session->Find(tensor).touch;
+  return touch == Touch::kTrace || touch == Touch::kStale;
+}
+
 void Tracer::State::End() {
   session->End();
+  ended = session;
   trace_seconds += SecondsSince(pass_began);
   pass.clear();
 }
@@ -246,7 +361,6 @@ void Tracer::AbandonPass() {
   state.End();
   state.last_session = std::move(state.session);
   state.session.reset();
-  state.last_held = state.held;
   state.last_storages = state.source_storages;
 }
 
@@ -257,16 +371,14 @@ void Tracer::EndFallbackPass(const std::string& error) {
   if (state.session == nullptr) return;
   state.End();
   const RecordLog& log = state.session->log();
-  FallbackCall call;
-  call.error = error;
+  FallbackCall& call = *state.fallback_call;
+  if (call.error.empty()) call.error = error;
   call.names = state.sources_of_pass;
-  call.written.emplace();
   const auto touch = [&](const ReadRecord& read) {
     if (read.storage >= 0 && state.session->IsTarget(read.storage)) call.touched.push_back(read);
   };
   for (const CopyRecord& copy : log.copies) {
     touch({copy.to, copy.map.ToLayout(), copy.to_dtype});
-    if (state.session->IsTarget(copy.to)) call.written->push_back({copy.to, copy.map});
     if (state.session->IsTarget(copy.from)) {
       const ByteRange span = copy.map.FromSpan();
       touch({copy.from, StridedLayout::Unchecked(span.start, {span.nbytes()}, {1}, 1),
@@ -277,8 +389,14 @@ void Tracer::EndFallbackPass(const std::string& error) {
     for (const ReadRecord& input : node.inputs) touch(input);
   }
   for (const AnsweredRead& answered : log.answered) touch(answered.read);
-  if (!log.refusals.empty() && call.error.empty()) call.error = log.refusals.front().reason;
-  state.fallback_call = std::move(call);
+  if (state.session->stand_ins() != nullptr) {
+    for (const RefusalRecord& refusal : log.refusals) {
+      for (const ReadRecord& input : refusal.inputs) touch(input);
+    }
+  } else if (!log.refusals.empty() && call.error.empty()) {
+    call.error = log.refusals.front().reason;
+  }
+  call.rounds.push_back(WritesOfPass(log, DigestsOf(*state.session)));
   state.session.reset();
 }
 
@@ -320,7 +438,9 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
         {meta.name, ToDimVector(meta.shape), ToDType(meta.dtype), state.last_storages[i]});
   }
   for (const auto& [source, reason] : state.fallbacks) input.fallbacks.emplace_back(source, reason);
-  input.held = state.last_held;
+  if (!state.fallbacks.empty() || state.fallback_call.has_value())
+    input.digests = DigestsOf(session);
+  input.exploration = state.exploration;
   input.fallback_call = state.fallback_call;
   auto plan = BuildLoadPlan(std::move(input));
   if (!plan.ok()) return plan.status();

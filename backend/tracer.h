@@ -11,6 +11,11 @@
 //     if (verdict.kind == PassVerdict::kDone) break;
 //     if (verdict.kind == PassVerdict::kRefuse) return verdict.message;
 //   }                                           // kRepeat: once more without some names
+//   while (tracer->WantsExploring()) {          // only where names were left out
+//     tracer->BeginExploring();                 // as above, with all names
+//     ...
+//     tracer->EndExploring(error);
+//   }
 //   auto plan = tracer->BuildPlan(OverlapPolicy::kFallback);
 #ifndef LOADPLAN_BACKEND_TRACER_H_
 #define LOADPLAN_BACKEND_TRACER_H_
@@ -64,14 +69,10 @@ class Tracer {
   const std::vector<PassTensor>& pass() const;
   // The same, given away, so that only what the loader keeps stays alive.
   std::vector<PassTensor> TakePass();
-  // Call when the loader asks for more than the last tensor, with the names that it still
-  // holds by more than the variables of a loop (a subset of LiveNames).
-  void NoteExhausted(std::vector<int32_t> held);
   // After a pass: whether a trace tensor of it is still alive.
   bool HasLiveTensors() const;
-  // Names whose storage is still alive, ascending, and these storages.
+  // Names whose storage is still alive, ascending.
   std::vector<int32_t> LiveNames() const;
-  std::vector<const c10::StorageImpl*> LiveStorages() const;
   // Tells which name the loader was given last; for error messages only.
   void SetCurrent(int32_t source);
   // The line of the loader at which the current pass raised: the last refusal is there.
@@ -79,6 +80,12 @@ class Tracer {
   // Records that `op` needed the value of a trace tensor (for reads that torch
   // refuses before any kernel of ours: `numpy()`, `param.data = w`).
   void Refuse(const at::Tensor& tensor, const std::string& op, const std::string& where);
+  // For reads that reach no operator (`numpy`, `tolist`): what the loader reads in `tensor`, on
+  // the CPU, noted as what steers the trace. Undefined where torch can read `tensor` itself, or
+  // where nobody can.
+  at::Tensor ReadableCopy(const at::Tensor& tensor);
+  // Whether the memory of `tensor` does not hold what the loader would read there.
+  bool IsSymbolic(const at::Tensor& tensor) const;
   // Lets another thread take part in the pass, until the pass ends.
   void JoinThread();
   // Ends the pass; `error` is what the loader raised, "" if it returned.
@@ -90,11 +97,27 @@ class Tracer {
   // float32`.
   std::vector<std::string> DescribeCopies() const;
   int num_passes() const;
-  // Starts a pass in which the loader gets only those fallback names of `plan` that can be
-  // traced, maybe none: what it does then is what the fallback call of an update does beside the
-  // plan. EndFallbackPass takes the place of EndPass. See Note [Fallback calls] in
-  // plan/fallback.h.
-  absl::Status BeginFallbackPass(const LoadPlan& plan);
+
+  // Whether the loader has to be run (once more) with all names, as some were left out of the
+  // last pass. Reads of values get made-up answers. See Note [Exploring] in plan/pass_writes.h.
+  // EndExploring takes the place of EndPass.
+  bool WantsExploring() const;
+  absl::Status BeginExploring();
+  void EndExploring(const std::string& error);
+  // In a pass that explores: a real tensor to read instead of `tensor`, whose names become
+  // fallbacks; undefined in any other pass.
+  at::Tensor StandIn(const at::Tensor& tensor, const std::string& op, const std::string& where);
+  // How many reads of values were answered so far, and what a decision at `site` that depends on
+  // one comes to.
+  int64_t num_answers() const;
+  bool Decide(const std::string& site);
+
+  // Starts a pass in which the loader gets only the fallback names of `plan`, maybe none: what it
+  // does then is what the fallback call of an update does beside the plan. To be called for
+  // each `round` of exploring. EndFallbackPass takes the place of EndPass. See Note
+  // [Fallback calls] in plan/fallback.h.
+  int num_rounds() const;
+  absl::Status BeginFallbackPass(const LoadPlan& plan, int round);
   void EndFallbackPass(const std::string& error);
 
   // Gives a name up before or between passes.

@@ -174,25 +174,30 @@ class TracerClass : public torch::CustomClassHolder {
     }
     return result;
   }
-  void note_exhausted(const Ints& held) {
-    tracer_->NoteExhausted(std::vector<std::int32_t>(held.begin(), held.end()));
-  }
-  // As `UntypedStorage._cdata` says them; parallel to live_names.
-  Ints live_storages() const {
-    Ints storages;
-    for (const c10::StorageImpl* storage : tracer_->LiveStorages()) {
-      storages.push_back(static_cast<int64_t>(reinterpret_cast<std::intptr_t>(storage)));
-    }
-    return storages;
-  }
   bool has_live_tensors() const { return tracer_->HasLiveTensors(); }
   Ints live_names() const {
     const std::vector<std::int32_t> names = tracer_->LiveNames();
     return Ints(names.begin(), names.end());
   }
-  void begin_fallback_pass(const c10::intrusive_ptr<LoadPlanClass>& plan) {
-    Raise(tracer_->BeginFallbackPass(plan->bound()->plan()));
+  void begin_fallback_pass(const c10::intrusive_ptr<LoadPlanClass>& plan, int64_t round) {
+    Raise(tracer_->BeginFallbackPass(plan->bound()->plan(), static_cast<int>(round)));
   }
+  int64_t num_rounds() const { return tracer_->num_rounds(); }
+  bool wants_exploring() const { return tracer_->WantsExploring(); }
+  void begin_exploring() { Raise(tracer_->BeginExploring()); }
+  void end_exploring(const std::string& error) { tracer_->EndExploring(error); }
+  std::optional<at::Tensor> stand_in(const at::Tensor& tensor, const std::string& op,
+                                     const std::string& where) {
+    at::Tensor found = tracer_->StandIn(tensor, op, where);
+    return found.defined() ? std::make_optional(std::move(found)) : std::nullopt;
+  }
+  std::optional<at::Tensor> readable_copy(const at::Tensor& tensor) {
+    at::Tensor copy = tracer_->ReadableCopy(tensor);
+    return copy.defined() ? std::make_optional(std::move(copy)) : std::nullopt;
+  }
+  bool is_symbolic(const at::Tensor& tensor) const { return tracer_->IsSymbolic(tensor); }
+  int64_t num_answers() const { return tracer_->num_answers(); }
+  bool decide(const std::string& site) { return tracer_->Decide(site); }
   void end_fallback_pass(const std::string& error) { tracer_->EndFallbackPass(error); }
   void set_current(int64_t source) { tracer_->SetCurrent(static_cast<std::int32_t>(source)); }
   void set_where(std::string where) { tracer_->SetWhere(std::move(where)); }
@@ -243,6 +248,11 @@ class CallWatchClass : public torch::CustomClassHolder {
 
   void begin() { watch_->Begin(); }
   void join_thread() { watch_->JoinThread(); }
+  // Torch may read what it likes, except bytes that the plan writes.
+  std::optional<at::Tensor> readable_copy(const at::Tensor& tensor) {
+    watch_->Check(tensor, "a read that reaches no operator");
+    return std::nullopt;
+  }
   // "" or the first violation.
   std::string end() {
     const absl::Status status = watch_->End();
@@ -368,12 +378,19 @@ void DefineClasses(torch::Library& library) {
       .def(torch::init<Strings, Ints, Ints, Ints, Strings, Tensors>())
       .def("begin_pass", &TracerClass::begin_pass)
       .def("take_pass_tensors", &TracerClass::take_pass_tensors)
-      .def("note_exhausted", &TracerClass::note_exhausted)
-      .def("live_storages", &TracerClass::live_storages)
       .def("has_live_tensors", &TracerClass::has_live_tensors)
       .def("live_names", &TracerClass::live_names)
       .def("begin_fallback_pass", &TracerClass::begin_fallback_pass)
       .def("end_fallback_pass", &TracerClass::end_fallback_pass)
+      .def("num_rounds", &TracerClass::num_rounds)
+      .def("wants_exploring", &TracerClass::wants_exploring)
+      .def("begin_exploring", &TracerClass::begin_exploring)
+      .def("end_exploring", &TracerClass::end_exploring)
+      .def("readable_copy", &TracerClass::readable_copy)
+      .def("is_symbolic", &TracerClass::is_symbolic)
+      .def("stand_in", &TracerClass::stand_in)
+      .def("num_answers", &TracerClass::num_answers)
+      .def("decide", &TracerClass::decide)
       .def("set_current", &TracerClass::set_current)
       .def("set_where", &TracerClass::set_where)
       .def("refuse", &TracerClass::refuse)
@@ -388,6 +405,7 @@ void DefineClasses(torch::Library& library) {
       .def(torch::init<c10::intrusive_ptr<LoadPlanClass>, Strings, Tensors>())
       .def("begin", &CallWatchClass::begin)
       .def("join_thread", &CallWatchClass::join_thread)
+      .def("readable_copy", &CallWatchClass::readable_copy)
       .def("end", &CallWatchClass::end)
       .def("met", &CallWatchClass::met);
   library.class_<SessionClass>("ReloadSession")

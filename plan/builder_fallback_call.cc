@@ -99,27 +99,32 @@ absl::Status LoadPlanBuilder::NoteAnsweredReads() {
   return absl::OkStatus();
 }
 
-// A held name may wait for one that was left out: if nothing of it was written, or if it
-// was written and is held all the same. What was written only after the last name had come
-// had just been kept until then (`list(weights)`).
-void LoadPlanBuilder::NoteHeld() {
-  if (fallbacks_->empty()) return;
-  std::vector<Index> first_write(plan_.sources_.size(), -1);  // -1: nothing is written
-  const auto note = [&](std::int32_t name, std::int32_t time) {
-    Index& first = first_write[static_cast<size_t>(name)];
-    if (first < 0 || time < first) first = time;
-  };
-  for (const auto& [id, state] : states_) {
-    for (const PlainWrite& write : state.plain) note(write.name, write.time);
-    for (const TargetWrite& write : state.writes) {
-      for (const std::int32_t name : write.names) note(name, write.time);
+const std::vector<PassWrite>& LoadPlanBuilder::LogWrites() {
+  if (!log_writes_) log_writes_ = WritesOfPass(log_, *memory_, *nodes_, input_.digests);
+  return *log_writes_;
+}
+
+// Names that the loader treats otherwise when those are there that were left out of the log.
+// What is written then with only those behind it, or none, is left to CheckFallbackCall.
+absl::Status LoadPlanBuilder::NoteExplored() {
+  if (!input_.exploration.has_value() || fallbacks_->empty()) return absl::OkStatus();
+  if (input_.exploration->rounds.empty()) {
+    return LetEverythingFallBack(NotExploredReason(input_.exploration->error));
+  }
+  for (const std::vector<PassWrite>& round : input_.exploration->rounds) {
+    WriteBag of_log(LogWrites());
+    for (const PassWrite& write : round) {
+      if (!of_log.Take(write) || !write.is_exact)
+        fallbacks_->AddAll(write.names, std::string(kTreatedOtherwiseReason));
+    }
+    WriteBag of_round(round);
+    for (const PassWrite& write : LogWrites()) {
+      if (of_round.Take(write)) continue;
+      if (write.names.empty()) return LetEverythingFallBack(std::string(kNamelessOtherwise));
+      fallbacks_->AddAll(write.names, std::string(kTreatedOtherwiseReason));
     }
   }
-  const HeldNames& held = input_.held;
-  for (const std::int32_t name : held.names) {
-    const Index first = first_write[static_cast<size_t>(name)];
-    if (first < held.time) fallbacks_->Add(name, std::string(kHeldReason));
-  }
+  return absl::OkStatus();
 }
 
 absl::Status LoadPlanBuilder::NoteFallbackCall() {
@@ -140,39 +145,49 @@ absl::Status LoadPlanBuilder::NoteFallbackCall() {
   return absl::OkStatus();
 }
 
+// Per copy of the log, whether the plan writes it.
+std::vector<bool> LoadPlanBuilder::KeptCopies() const {
+  std::vector<bool> is_kept(log_.copies.size());
+  for (const auto& [target, state] : states_) {
+    for (const PlainWrite& write : state.plain)
+      is_kept[static_cast<size_t>(write.time)] = !fallbacks_->Contains(write.name);
+    for (const TargetWrite& write : state.writes)
+      is_kept[static_cast<size_t>(write.time)] = IsKept(write);
+  }
+  return is_kept;
+}
+
 // What the plan leaves to the loader must happen in a call with the fallback names only. It
 // does not where the loader writes in the turn of a name that the call is not given.
 //
 // Example: `b`'s turn copies live bytes that `a` wrote before; `a` falls back, `b` is unneeded.
 absl::Status LoadPlanBuilder::CheckFallbackCall() {
-  if (fallbacks_->empty() || everything_falls_back_ || !input_.fallback_call.has_value() ||
-      !input_.fallback_call->written.has_value()) {
+  if (fallbacks_->empty() || everything_falls_back_ || !input_.fallback_call.has_value()) {
     return absl::OkStatus();
   }
+  const FallbackCall& call = *input_.fallback_call;
   // Names that have joined since are in the next trace of the call.
   std::vector<bool> is_called(plan_.sources_.size());
-  for (const auto& [name, reason] : input_.fallbacks) is_called[static_cast<size_t>(name)] = true;
-  for (const std::int32_t name : input_.fallback_call->names)
-    is_called[static_cast<size_t>(name)] = true;
+  if (!input_.exploration.has_value()) {
+    for (const auto& [name, reason] : input_.fallbacks) is_called[static_cast<size_t>(name)] = true;
+  }
+  for (const std::int32_t name : call.names) is_called[static_cast<size_t>(name)] = true;
   for (size_t name = 0; name < is_called.size(); ++name) {
     if (fallbacks_->Contains(static_cast<std::int32_t>(name)) && !is_called[name])
       return absl::OkStatus();
   }
-  std::vector<FallbackCall::Write> left = *input_.fallback_call->written;
-  const auto is_in_call = [&](StorageId target, std::int32_t time) {
-    const FallbackCall::Write write{target, log_.copies[static_cast<size_t>(time)].map};
-    const auto found = std::ranges::find(left, write);
-    if (found == left.end()) return false;
-    left.erase(found);  // one write of the call stands for one of the trace
-    return true;
-  };
-  for (const auto& [target, state] : states_) {
-    for (const PlainWrite& write : state.plain) {
-      if (fallbacks_->Contains(write.name) && !is_in_call(target, write.time))
-        return LetEverythingFallBack(std::string(kNotInCall));
-    }
-    for (const TargetWrite& write : state.writes) {
-      if (!IsKept(write) && !is_in_call(target, write.time))
+  WriteBag kept;
+  const std::vector<bool> is_kept = KeptCopies();
+  for (const PassWrite& write : LogWrites()) {
+    if (is_kept[static_cast<size_t>(write.time)]) kept.Add(write);
+  }
+  for (size_t round = 0; round < call.rounds.size(); ++round) {
+    const bool is_explored =
+        input_.exploration.has_value() && round < input_.exploration->rounds.size();
+    WriteBag of_plan = kept;
+    WriteBag of_call(call.rounds[round]);
+    for (const PassWrite& write : is_explored ? input_.exploration->rounds[round] : LogWrites()) {
+      if (!of_plan.Take(write) && !of_call.Take(write))
         return LetEverythingFallBack(std::string(kNotInCall));
     }
   }

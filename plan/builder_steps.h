@@ -50,9 +50,11 @@ class LoadPlanBuilder {
   absl::Status LetEverythingFallBack(const std::string& reason);
   absl::StatusOr<std::vector<ReadRecord>> SteeringReads();
   absl::Status NoteAnsweredReads();
-  void NoteHeld();
+  absl::Status NoteExplored();
   absl::Status SettleFallbacks();
   absl::Status NoteFallbackCall();
+  const std::vector<PassWrite>& LogWrites();
+  std::vector<bool> KeptCopies() const;
   absl::Status CheckFallbackCall();
   absl::Status LetWritersFallBack(StorageId target, const StridedLayout& region,
                                   const std::string& reason, bool* found);
@@ -93,6 +95,7 @@ class LoadPlanBuilder {
   // For names of which nothing is left: who overwrote them.
   absl::flat_hash_map<std::int32_t, std::string> overwritten_;
   bool everything_falls_back_ = false;
+  std::optional<std::vector<PassWrite>> log_writes_;
 };
 
 }  // namespace loadplan

@@ -41,6 +41,13 @@ std::string CalledOverReason(const std::string& target) {
                       "` that it writes");
 }
 
+std::string NotExploredReason(const std::string& error) {
+  return absl::StrCat(
+      "what the loader does once names that go through the loader are there is not known: with "
+      "values made up for them it raises ",
+      error);
+}
+
 std::string SteersReason(const std::string& target) {
   return absl::StrCat("the loader looks at the bytes of `", target,
                       "` that it writes, as the update before left them");

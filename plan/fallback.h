@@ -22,12 +22,12 @@ namespace loadplan {
 //                             and lands every other name by plan
 //
 // That is eager only if the two do not meet. So a name joins the fallbacks when the
-// call, traced with the fallback names that can be traced, writes or reads its bytes (a
+// call, traced with the fallback names, writes or reads its bytes (a
 // `zero_()` at entry, finishing code); when the loader read the live bytes that it
 // writes; when it is combined with a fallback name; when it depends on live bytes; and
-// when the loader still held it at the end, maybe waiting for a name that was left out. At update
-// time the call is watched: a byte that it touches and the plan writes is an error before it is
-// touched.
+// when the loader does something else with it once that name is there: see Note [Exploring]
+// in plan/pass_writes.h. At update time the call is watched: a byte that it touches and the
+// plan writes is an error before it is touched.
 
 // Every reason is a clause that can follow "`name` goes through the loader: ". A name
 // keeps the first reason it was given.
@@ -38,8 +38,12 @@ std::string NotReplayableReason(const std::string& op, const std::string& why);
 std::string OverlapReason(const std::string& other, const std::string& target);
 std::string LiveReadReason(const std::string& target);
 std::string CalledOverReason(const std::string& target);
-inline constexpr std::string_view kHeldReason =
-    "the loader held it to the end, maybe for a name that goes through the loader";
+std::string NotExploredReason(const std::string& error);
+inline constexpr std::string_view kTreatedOtherwiseReason =
+    "the loader does something else with it once names that go through the loader are there";
+inline constexpr std::string_view kNamelessOtherwise =
+    "the loader writes bytes with no name behind them otherwise once names that go through the "
+    "loader are there";
 std::string SteersReason(const std::string& target);
 std::string UnfollowedReadReason(const absl::Status& status);
 inline constexpr std::string_view kOverwrittenByNothingNamed =

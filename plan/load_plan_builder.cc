@@ -84,11 +84,6 @@ absl::Status LoadPlanBuilder::CheckNames() {
       return absl::InvalidArgumentError("a fallback belongs to no declared name");
     }
   }
-  for (const std::int32_t name : input_.held.names) {
-    if (name < 0 || static_cast<size_t>(name) >= plan_.sources_.size()) {
-      return absl::InvalidArgumentError("a held name is not declared");
-    }
-  }
   return absl::OkStatus();
 }
 
@@ -275,7 +270,7 @@ absl::Status LoadPlanBuilder::LetEverythingFallBack(const std::string& reason) {
 // names only would see or leave otherwise than the pass did, until nothing changes.
 absl::Status LoadPlanBuilder::SettleFallbacks() {
   size_t settled = 0;
-  NoteHeld();
+  if (absl::Status status = NoteExplored(); !status.ok()) return status;
   if (absl::Status status = NoteFallbackCall(); !status.ok()) return status;
   fallbacks_->Propagate();
   while (settled != fallbacks_->size()) {

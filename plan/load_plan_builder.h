@@ -10,6 +10,7 @@
 #include "absl/status/statusor.h"
 #include "geometry/export.h"
 #include "plan/load_plan.h"
+#include "plan/pass_writes.h"
 #include "plan/records.h"
 
 namespace loadplan {
@@ -17,22 +18,19 @@ namespace loadplan {
 // What a call of the loader with the fallback names alone does, as far as a trace of
 // it shows. See Note [Fallback calls] in plan/fallback.h.
 struct FallbackCall {
-  struct Write {
-    StorageId target = -1;
-    StridedMap map;
-    friend bool operator==(const Write&, const Write&) = default;
-  };
   std::vector<ReadRecord> touched;  // bytes of targets that it writes or reads
   std::string error;  // the loader raised this: it cannot be called with some names only
-  std::vector<std::int32_t> names;            // that the trace of it was given
-  std::optional<std::vector<Write>> written;  // its copies into targets
+  std::vector<std::int32_t> names;  // that the trace of it was given
+  // What it writes, in each round of exploring, or in the one trace of it where no name
+  // had to be explored.
+  std::vector<std::vector<PassWrite>> rounds;
 };
 
-// Names whose tensors the loader still held, by more than the variables of a loop, when it
-// had been given the last one.
-struct HeldNames {
-  std::vector<std::int32_t> names;  // ascending
-  Index time = 0;                   // copies before that moment
+// What the loader does with all names, those that were left out of the log included.
+// See Note [Exploring] in plan/pass_writes.h.
+struct Exploration {
+  std::vector<std::vector<PassWrite>> rounds;  // what each of them writes
+  std::string error;                           // no values satisfied the loader, which raised this
 };
 
 struct BuildInput {
@@ -42,7 +40,9 @@ struct BuildInput {
   OverlapPolicy overlaps = OverlapPolicy::kFallback;
   // Names that earlier passes gave up on, with the reason.
   std::vector<std::pair<std::int32_t, std::string>> fallbacks;
-  HeldNames held;
+  ContentDigests digests;  // of the log
+  // nullopt: no name was left out of the log, or nobody has looked.
+  std::optional<Exploration> exploration;
   // Used only where a name falls back; nullopt: not traced (yet).
   std::optional<FallbackCall> fallback_call;
 };

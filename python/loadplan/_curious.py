@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from ._stand_ins import standing_in
 
 # They read values, and reach no operator.
 _READERS = ("__array__", "__dlpack__", "__dlpack_device__", "numpy", "tolist")
@@ -53,12 +55,17 @@ def _naming(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(read)
     def reader(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        copy = _readable_copy(self)
+        if copy is not None:
+            return _read_only(read(copy, *args, **kwargs))
         try:
             return read(self, *args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
-            if not is_trace(self) or "needs the value of" in str(error):
+            if not _is_symbolic(self) or "needs the value of" in str(error):
                 raise
-            _refuse(self, f"Tensor.{name}")
+            stand_in = _refuse(self, f"Tensor.{name}")
+            if stand_in is not None:
+                return standing_in(read(stand_in, *args, **kwargs))
             raise type(error)(
                 f"`Tensor.{name}` needs the value of {_what(self)}, which holds no data while it "
                 "is traced"
@@ -67,13 +74,51 @@ def _naming(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
     return reader
 
 
-def _refuse(tensor: Tensor, read: str) -> None:
-    """Makes the names behind ``tensor`` fallbacks, in whatever thread of the pass this is."""
+def _readable_copy(tensor: Tensor) -> Tensor | None:
+    """In a pass: what the loader reads in ``tensor``, where it is no matter of torch alone.
+
+    The read is noted, as what steers the trace: a plan is refused once the bytes have changed.
+    """
+    from ._passes import _tracers
+
+    current = getattr(_tracers, "current", None)
+    if current is None or type(tensor) is not Tensor and not isinstance(tensor, nn.Parameter):
+        return None
+    copy: Tensor | None = current.readable_copy(tensor)
+    return copy
+
+
+def _is_symbolic(tensor: Tensor) -> bool:
+    """Whether the memory of ``tensor`` does not hold what a loader would read there."""
+    from ._passes import _tracers
+
+    if is_trace(tensor):
+        return True
+    is_symbolic = getattr(getattr(_tracers, "current", None), "is_symbolic", None)
+    return is_symbolic is not None and bool(is_symbolic(tensor))
+
+
+def _read_only(value: Any) -> Any:
+    flags = getattr(value, "flags", None)
+    if flags is not None:
+        flags.writeable = False
+    return value
+
+
+def _refuse(tensor: Tensor, read: str) -> Tensor | None:
+    """Makes the names behind ``tensor`` fallbacks, in whatever thread of the pass this is.
+
+    In a pass that explores there is a real tensor to read instead.
+    """
     from ._passes import _loader_line, _tracers
 
     tracer = getattr(_tracers, "current", None)
-    if tracer is not None:
+    if tracer is None:
+        return None
+    stand_in: Tensor | None = tracer.stand_in(tensor, read, _loader_line())
+    if stand_in is None:
         tracer.refuse(tensor, read, _loader_line())
+    return stand_in
 
 
 def _what(tensor: Tensor) -> str:
@@ -81,7 +126,7 @@ def _what(tensor: Tensor) -> str:
     try:
         tensor.data_ptr()
     except RuntimeError as error:
-        return str(error).split(" holds no data", 1)[0]
+        return str(error).split(" holds ", 1)[0]
     return "a trace tensor"
 
 

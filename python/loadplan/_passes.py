@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-import inspect
 import os
 import sys
 import threading
@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from . import _curious
 from ._library import CODE_OF, classes
 from ._rebinding import Bindings
+from ._stand_ins import standing_in_for_items
 from .metadata import ParamMeta
 from .targets import Targets
 
@@ -65,14 +66,27 @@ def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ..
             diagnose = False
 
 
+def explore(tracer: Any, targets: Targets, names: list[str]) -> None:
+    """Passes with all names, where some were left out of the last one: values are made up."""
+    while tracer.wants_exploring():
+        one = _Pass(tracer, targets, names)
+        with standing_in_for_items():
+            one.run(begin=tracer.begin_exploring)
+        tracer.end_exploring(one.error)
+        if not one.error:
+            refuse_kept_tensors(tracer, names)
+
+
 def trace_fallback_call(tracer: Any, targets: Targets, names: list[str], plan: Any) -> None:
-    """Traces the loader with the fallback names of ``plan`` that can be traced, maybe none.
+    """Traces the loader with the fallback names of ``plan``, maybe none.
 
     What it does then is what the call of an update does beside the plan.
     """
-    one = _Pass(tracer, targets, names)
-    one.run(begin=lambda: tracer.begin_fallback_pass(plan))
-    tracer.end_fallback_pass(one.error)
+    for round in range(tracer.num_rounds()):
+        one = _Pass(tracer, targets, names)
+        with standing_in_for_items():
+            one.run(begin=functools.partial(tracer.begin_fallback_pass, plan, round))
+        tracer.end_fallback_pass(one.error)
 
 
 def refuse_kept_tensors(tracer: Any, names: list[str]) -> None:
@@ -132,51 +146,9 @@ class _Pass:
         for source in sources:
             self.current = source
             yield self.names[source], tensors.pop()
-        # Only names that were left out can be waited for.
-        if self.tracer.num_passes() > 1:
-            self.tracer.note_exhausted(self._held())
-
-    def _held(self) -> list[int]:
-        """Names that the loader still holds; of a few, those that more than a loop shows."""
-        names: list[int] = self.tracer.live_names()
-        if len(names) > _FEW:
-            return names
-        storages = self.tracer.live_storages()
-        return [name for name, storage in zip(names, storages, strict=True) if _is_kept(storage)]
 
     def refuse(self, message: str) -> NoReturn:
         raise RuntimeError(message) from self.cause
-
-
-def _is_kept(storage: int) -> bool:
-    """Whether more than variables and iterators of a loop in progress show tensors of a storage."""
-    shown = [
-        value
-        for value in gc.get_objects()
-        if issubclass(type(value), Tensor)
-        and value.device.type == "privateuseone"
-        and value.untyped_storage()._cdata == storage
-    ]
-    return any(_is_in_a_container(tensor, shown) for tensor in shown)
-
-
-# The garbage collector is asked about so many; it looks at all that the process holds.
-_FEW = 8
-_ITERATORS = ("itertools", "builtins")
-
-
-def _is_in_a_container(value: object, ours: object, is_pair: bool = False) -> bool:
-    holders = gc.get_referrers(value)
-    for holder in holders:
-        if holder is ours or inspect.isframe(holder) or inspect.isgenerator(holder):
-            continue
-        if isinstance(holder, tuple):
-            # The pair that a loop is at, or one that lies in a list.
-            if not is_pair and _is_in_a_container(holder, holders, is_pair=True):
-                return True
-        elif not (isinstance(holder, Iterator) and type(holder).__module__ in _ITERATORS):
-            return True
-    return False
 
 
 def describe(error: BaseException) -> str:

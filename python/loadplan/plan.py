@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ._library import DTYPE_OF
-from ._passes import make_tracer, run_passes, trace_fallback_call
+from ._passes import explore, make_tracer, run_passes, trace_fallback_call
 from ._sessions import require_active, session_of
 from .metadata import ParamMeta, Source, metadata
 from .targets import Model, Targets, as_targets
@@ -309,10 +309,11 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
     tracer = make_tracer(targets, declared)
     names = [meta.name for meta in declared]
     rebound = run_passes(tracer, targets, names)
+    explore(tracer, targets, names)
     handle = tracer.build_plan(OVERLAPS.index(overlaps))
     # Names that join the fallbacks take part in the next trace of their call.
     fallbacks = handle.num_fallbacks()
-    while fallbacks > 0:
+    while 0 < fallbacks < len(names):
         trace_fallback_call(tracer, targets, names, handle)
         again = tracer.build_plan(OVERLAPS.index(overlaps))
         joined = again.num_fallbacks() - fallbacks

@@ -1,5 +1,6 @@
 // What keeps the plan and a call of the loader with the fallback names apart. See Note
 // [Fallback calls] in plan/fallback.h.
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -47,57 +48,107 @@ constexpr const char* kPlanned =
     "  checkpoint 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
     "f: fallback, given\n";
 
+// A pass with all names: `records` after those of Two.
+std::vector<PassWrite> Round(const std::function<void(LogBuilder&, const Two&)>& records) {
+  LogBuilder log;
+  const Two two(log);
+  records(log, two);
+  return WritesOfPass(log.input().log, {});
+}
+
+void Explore(LogBuilder& log, const std::function<void(LogBuilder&, const Two&)>& records) {
+  if (!log.input().exploration) log.input().exploration.emplace();
+  log.input().exploration->rounds.push_back(Round(records));
+}
+
 INSTANTIATE_TEST_SUITE_P(
-    Held, BuilderFallbackCallTest,
+    Explored, BuilderFallbackCallTest,
     ::testing::ValuesIn(std::vector<BuilderCase>{
-        {"NothingWrittenOfIt",
+        {"AsInThePassWithoutIt",
          [](LogBuilder& log) {
-           Two two(log);
-           log.Source("h", {2});
-           log.input().held.names = {2};
-         },
-         std::string(kPlanned) +
-             "h: fallback, the loader held it to the end, maybe for a name that goes through the "
-             "loader\n"},
-        {"WrittenAfterTheLastNameCame",
-         [](LogBuilder& log) {
-           Two two(log);
-           log.input().held.names = {0};
+           const Two two(log);
+           Explore(log, [](LogBuilder&, const Two&) {});
          },
          kPlanned},
-        {"WrittenAndHeld",
+        {"ANameThatIsCombinedOnceItsPartnerIsThere",
          [](LogBuilder& log) {
-           Two two(log);
-           log.input().held.names = {0};
-           log.input().held.time = 1;
-         },
-         "w: fallback, the loader held it to the end, maybe for a name that goes through the "
-         "loader\n"
-         "f: fallback, given\n"},
-        {"WrittenThroughAnOperator",
-         [](LogBuilder& log) {
-           Two two(log);
-           log.Copy(two.p, log.Node("aten::neg", {two.p}, {4}));
-           log.input().held.names = {0};
-         },
-         "w: derived, `aten::neg` reads it\n"
-         "f: fallback, given\n"
-         "program 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
-         "aten::neg of w\n"
-         "  input 0 + (4):(1) x 1\n"
-         "    checkpoint 0 -> input: 0 + ():() x 4 <- 0 + ():() x 4\n"},
-        {"NoNameFallsBack",
-         [](LogBuilder& log) {
-           Two two(log);
+           const Two two(log);
            log.Source("h", {2});
-           log.input().held.names = {2};
-           log.input().fallbacks.clear();
+           Explore(log, [](LogBuilder& with, const Two& all) {
+             const View h = with.Source("h", {2});
+             const View pair = with.Temporary({2});
+             with.Copy(pair.Slice(0, 0, 1), all.f.Slice(0, 0, 1));
+             with.Copy(pair.Slice(0, 1, 2), h.Slice(0, 0, 1));
+             with.Copy(all.q, pair);
+           });
          },
-         "w: direct\n"
-         "  checkpoint 0 -> p: 0 + ():() x 4 <- 0 + ():() x 4\n"
-         "f: direct\n"
-         "  checkpoint 1 -> q: 0 + ():() x 2 <- 0 + ():() x 2\n"
-         "h: unneeded\n"},
+         std::string(kPlanned) +
+             "h: fallback, the loader does something else with it once names that go through the "
+             "loader are there\n"},
+        {"InOneOfTwoRounds",
+         [](LogBuilder& log) {
+           const Two two(log);
+           Explore(log, [](LogBuilder&, const Two&) {});
+           Explore(log, [](LogBuilder& with, const Two& all) {
+             with.Copy(all.q, all.w.Slice(0, 0, 2));
+           });
+         },
+         "w: fallback, the loader does something else with it once names that go through the "
+         "loader are there\n"
+         "f: fallback, given\n"},
+        {"AnotherOperator",
+         [](LogBuilder& log) {
+           const Two two(log);
+           log.Copy(two.p, log.Node("aten::neg", {two.p}, {4}));
+           Explore(log, [](LogBuilder& with, const Two& all) {
+             with.Copy(all.p, with.Node("aten::exp", {all.p}, {4}));
+           });
+         },
+         "w: fallback, the loader does something else with it once names that go through the "
+         "loader are there\n"
+         "f: fallback, given\n"},
+        {"AConstantThatIsNotWrittenThen",
+         [](LogBuilder& log) {
+           const Two two(log);
+           log.Copy(two.q, log.Constant(0, {2}));
+           Explore(log, [](LogBuilder&, const Two&) {});
+         },
+         "w: fallback, the loader writes bytes with no name behind them otherwise once names that "
+         "go through the loader are there\n"
+         "f: fallback, given\n"},
+        {"AConstantThatTheCallAloneDoesNotWrite",
+         [](LogBuilder& log) {
+           const Two two(log);
+           Explore(log, [](LogBuilder& with, const Two& all) {
+             with.Copy(all.q, with.Constant(0, {2}));
+           });
+           FallbackCall& call = log.input().fallback_call.emplace();
+           call.names = {1};
+           call.rounds.push_back(Round([](LogBuilder&, const Two&) {}));
+         },
+         "w: fallback, the loader writes a fallback name's bytes in the turn of another name, so "
+         "that only one whole call of it does that\n"
+         "f: fallback, given\n"},
+        {"AConstantThatTheCallWrites",
+         [](LogBuilder& log) {
+           const Two two(log);
+           Explore(log, [](LogBuilder& with, const Two& all) {
+             with.Copy(all.q, with.Constant(0, {2}));
+           });
+           FallbackCall& call = log.input().fallback_call.emplace();
+           call.names = {1};
+           call.rounds.push_back(Round(
+               [](LogBuilder& with, const Two& all) { with.Copy(all.q, with.Constant(0, {2})); }));
+         },
+         kPlanned},
+        {"NoValuesSatisfiedTheLoader",
+         [](LogBuilder& log) {
+           const Two two(log);
+           log.input().exploration.emplace().error = "ValueError: no";
+         },
+         "w: fallback, what the loader does once names that go through the loader are there is not "
+         "known: with values made up for them it raises ValueError: no\n"
+         "f: fallback, given\n"},
     }),
     CaseName);
 
@@ -232,14 +283,6 @@ INSTANTIATE_TEST_SUITE_P(
         {"AConstant", [](LogBuilder& log) { Answer(log, log.Constant(0, {2})); }, ""},
     }),
     CaseName);
-
-TEST(BuilderFallbackCallErrorTest, HeldNameThatIsNotDeclared) {
-  LogBuilder log;
-  const Two two(log);
-  log.input().held.names = {2};
-  EXPECT_THAT(log.Build(),
-              StatusIs(absl::StatusCode::kInvalidArgument, "a held name is not declared"));
-}
 
 TEST(BuilderFallbackCallErrorTest, TouchedStorageThatNoTargetShows) {
   LogBuilder log;
