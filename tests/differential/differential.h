@@ -13,7 +13,7 @@ namespace loadplan::testing {
 struct Outcome {
   enum Kind {
     kPlanned,   // executed by plan, every byte equal
-    kFallback,  // some names go through the loader: one eager call, equal by definition
+    kFallback,  // some names go through the loader, called beside the plan; every byte equal
     kRefused,   // no plan; nothing was written
     kInvalid,   // eager torch raises
     kFailed,    // a byte differs, or something raised that must not

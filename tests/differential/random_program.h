@@ -54,11 +54,18 @@ enum class Op : std::uint8_t {
   kRealZeros,  // a scratch tensor that is real in a trace too
   kFlip,
   kIndexSelect,  // dim, then the indices
+  kIndex,        // rows of dimension 0, by an index tensor
+  kGather,       // dim, then one index per element
+  kWhere,        // (arg0, arg1); one bit per element
+  kRoll,         // shift, dim
+  kRepeat,       // repeat_interleave: how often, dim
   kNeg,
   kMulScalar,
   kAdd,
   kSum,
   kExp,
+  kMulItem,  // arg0 * arg1.item(): reads a value
+  kBranch,   // arg1.item() > scalar ? arg0 : arg2
   // Writes into argument 0.
   kCopy,
   kFill,
@@ -66,7 +73,9 @@ enum class Op : std::uint8_t {
   kCopyConstant,  // from a real tensor made of `ints[0]`
   kMulInPlace,
   kAddInPlace,
-  kFillItem,  // fill_(arg1.item()): reads a value
+  kIndexPut,    // arg0[rows] = arg1
+  kMaskedFill,  // one bit per element
+  kFillItem,    // fill_(arg1.item()): reads a value
 };
 
 struct Statement {

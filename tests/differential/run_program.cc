@@ -17,7 +17,7 @@ struct OpName {
   const char* torch;
 };
 
-constexpr std::array<OpName, 40> kOpNames = {{{"kNarrow", "narrow"},
+constexpr std::array<OpName, 49> kOpNames = {{{"kNarrow", "narrow"},
                                               {"kSlice", "slice"},
                                               {"kSelect", "select"},
                                               {"kTranspose", "transpose"},
@@ -45,17 +45,26 @@ constexpr std::array<OpName, 40> kOpNames = {{{"kNarrow", "narrow"},
                                               {"kRealZeros", "real_zeros"},
                                               {"kFlip", "flip"},
                                               {"kIndexSelect", "index_select"},
+                                              {"kIndex", "index"},
+                                              {"kGather", "gather"},
+                                              {"kWhere", "where"},
+                                              {"kRoll", "roll"},
+                                              {"kRepeat", "repeat_interleave"},
                                               {"kNeg", "neg"},
                                               {"kMulScalar", "mul"},
                                               {"kAdd", "add"},
                                               {"kSum", "sum"},
                                               {"kExp", "exp"},
+                                              {"kMulItem", "mul_item"},
+                                              {"kBranch", "branch"},
                                               {"kCopy", "copy_"},
                                               {"kFill", "fill_"},
                                               {"kZero", "zero_"},
                                               {"kCopyConstant", "copy_constant"},
                                               {"kMulInPlace", "mul_"},
                                               {"kAddInPlace", "add_"},
+                                              {"kIndexPut", "index_put_"},
+                                              {"kMaskedFill", "masked_fill_"},
                                               {"kFillItem", "fill_item"}}};
 
 const OpName& NameOf(Op op) { return kOpNames[static_cast<std::size_t>(op)]; }
@@ -64,13 +73,20 @@ bool UsesDtype(Op op) {
   return op == Op::kTo || op == Op::kViewDtype || op == Op::kRealZeros || op == Op::kCopyConstant;
 }
 bool UsesScalar(Op op) {
-  return op == Op::kMulScalar || op == Op::kMulInPlace || op == Op::kFill || op == Op::kAddInPlace;
+  return op == Op::kMulScalar || op == Op::kMulInPlace || op == Op::kFill ||
+         op == Op::kAddInPlace || op == Op::kBranch || op == Op::kMaskedFill;
 }
 
 at::Tensor AsStrided(const at::Tensor& self, const std::vector<std::int64_t>& ints) {
   const at::IntArrayRef all(ints);
   const std::size_t rank = ints.size() / 2;
   return self.as_strided(all.slice(0, rank), all.slice(rank, rank), ints.back());
+}
+
+at::Tensor Indices(at::IntArrayRef ints) { return at::tensor(ints.vec()); }
+
+at::Tensor Mask(at::IntArrayRef bits, at::IntArrayRef sizes) {
+  return Indices(bits).to(at::kBool).view(sizes);
 }
 
 at::Tensor ApplyView(const Statement& s, const at::Tensor& self) {
@@ -136,10 +152,22 @@ at::Tensor ApplyNew(const Statement& s, const std::vector<at::Tensor>& args) {
       return at::zeros(args[0].sizes(), at::TensorOptions(s.dtype).device(at::kCPU));
     case Op::kFlip:
       return args[0].flip(i);
-    case Op::kIndexSelect: {
-      const std::vector<std::int64_t> indices(i.begin() + 1, i.end());
-      return args[0].index_select(i[0], at::tensor(indices));
-    }
+    case Op::kIndexSelect:
+      return args[0].index_select(i[0], Indices(at::IntArrayRef(i).slice(1)));
+    case Op::kIndex:
+      return args[0].index({Indices(i)});
+    case Op::kGather:
+      return args[0].gather(i[0], Indices(at::IntArrayRef(i).slice(1)).view(args[0].sizes()));
+    case Op::kWhere:
+      return at::where(Mask(i, args[0].sizes()), args[0], args[1]);
+    case Op::kRoll:
+      return args[0].roll(i[0], i[1]);
+    case Op::kRepeat:
+      return args[0].repeat_interleave(i[0], i[1]);
+    case Op::kMulItem:
+      return args[0].mul(args[1].item());
+    case Op::kBranch:
+      return (args[1].item().toDouble() > s.scalar ? args[0] : args[2]).clone();
     case Op::kNeg:
       return args[0].neg();
     case Op::kMulScalar:
@@ -179,6 +207,12 @@ void ApplyWrite(const Statement& s, const std::vector<at::Tensor>& args) {
       } else {
         self.add_(s.scalar);
       }
+      return;
+    case Op::kIndexPut:
+      self.index_put_({Indices(s.ints)}, args[1]);
+      return;
+    case Op::kMaskedFill:
+      self.masked_fill_(Mask(s.ints, self.sizes()), s.scalar);
       return;
     default:
       self.fill_(args[1].item());
