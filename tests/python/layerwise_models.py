@@ -85,7 +85,7 @@ class Transposed(Layer):
 
 
 class Padded(Layer):
-    """Rows padded for alignment; the padding is zeros and the kernel sees a slice."""
+    """Rows padded for alignment; the kernel sees a slice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,7 +93,9 @@ class Padded(Layer):
         self.register_buffer("alias", self.weight.data[:2], persistent=False)
 
     def process_weights_after_loading(self) -> None:
-        self.weight = plain_parameter(F.pad(self.weight.data, (0, 6))[:, :10])
+        # What lies between the rows counts, too.
+        value = float(self.weight[0, 0])
+        self.weight = plain_parameter(F.pad(self.weight.data, (0, 6), value=value)[:, :10])
         self.alias = self.weight.data[:2]
 
 

@@ -8,6 +8,7 @@ import logging
 import os
 import random
 import weakref
+from pathlib import Path
 
 import layerwise_models as models
 import pytest
@@ -437,6 +438,9 @@ def test_many_updates_in_random_order() -> None:
         if number in (5, count - 1):  # the first updates fill caches
             gc.collect()
             objects.append(len(gc.get_objects()))
+        if number + 1 in (50, 500, 1000):
+            status = Path("/proc/self/status").read_text()
+            print(number + 1, next(line for line in status.splitlines() if "VmRSS" in line))
     assert models.different(models.eager(ALL, checkpoint), model) == []
     assert models.addresses(model) == places
     assert objects[1] <= objects[0] + 50

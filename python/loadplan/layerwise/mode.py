@@ -173,7 +173,7 @@ class Layerwise:
         active.partial = partial
         self._take(targets, handle, finishing=True)
         _settle(active, handle)
-        for layer in active.layers:
+        for layer in sorted(active.layers, key=lambda layer: not layer.name):
             if layer.is_done or not layer.deferred:
                 continue
             if layer.has_kernel and layer.process is not None and _any_done(active):
@@ -223,7 +223,8 @@ def _layers(targets: Targets, model: nn.Module) -> Iterator[Layer]:
             kernel=kernel,
             has_kernel=kernel.has_memory(),
             process=process_of(targets, module),
-            deferred=is_deferred(targets, module),
+            # The model's own hook comes last of all.
+            deferred=is_deferred(targets, module) or (module is model and not record.tensors()),
             staged={k: v for k, v in record.tensors().items() if k not in kept},
         )
 
