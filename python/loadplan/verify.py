@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._sessions import session_of
-from .plan import LoadPlan
+from .plan import LoadPlan, reload_mode
 from .reload import finish_reload, load_planned, start_reload
 from .targets import Model, Targets, as_targets
 
@@ -45,6 +45,11 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
     ``weights`` is used twice: a mapping, a list of pairs, or a function that gives pairs.
     """
     targets = as_targets(model)
+    if reload_mode() != "direct":
+        raise RuntimeError(
+            "`verify` runs the loader on the live tensors, which are not in load format in mode "
+            "layerwise; compare with a fresh model that is loaded and processed"
+        )
     if session_of(model).state != "idle":
         raise RuntimeError("`verify` needs an idle model; finish or abort the reload first")
     pairs = _repeatable(weights)

@@ -266,6 +266,53 @@ def test_an_error_of_processing_is_told_and_mended() -> None:
     assert models.addresses(model) == places
 
 
+@pytest.mark.parametrize("broken", range(7))
+def test_a_hook_that_fails_anywhere(broken: int) -> None:
+    """Kernel tensors are on the model, of the old or the new weights; the next update mends all."""
+    model = ready(ALL)
+    places = models.addresses(model)
+    old = models.eager(ALL, model_checkpoint(ALL, 0))
+    new = models.eager(ALL, model_checkpoint(ALL, 1))
+    plan = plan_of(model, model_checkpoint(ALL, 0))
+    layers = [m for m in model.modules() if hasattr(m, "process_weights_after_loading")]
+    hook = layers[broken]
+    name = next(n for n, m in model.named_modules() if m is hook)
+
+    def fails() -> None:
+        raise ValueError("broken")
+
+    hook.process_weights_after_loading = fails
+    with pytest.raises(RuntimeError, match=f"layer `{name}` .* failed: ValueError: broken"):
+        update(model, plan, list(model_checkpoint(ALL, 1).items()))
+    state = loadplan.state(model)
+    assert state.state == "failed" and "broken" in state.error and state.undefined
+    assert models.addresses(model) == places
+    # Each layer has all of its old or all of its new bytes; buffers are written as they come.
+    changed = {n.rpartition(".")[0].partition("[")[0] for n in models.different(old, model)}
+    missing = {n.rpartition(".")[0].partition("[")[0] for n in models.different(new, model)}
+    assert {n for n in changed & missing if "correction" not in n} <= {"layers.7"}
+    del hook.process_weights_after_loading
+    update(model, plan, list(model_checkpoint(ALL, 2).items()))
+    assert models.different(models.eager(ALL, model_checkpoint(ALL, 2)), model) == []
+    assert loadplan.state(model).state == "idle"
+
+
+@pytest.mark.parametrize("index", range(0, 17, 4))
+def test_a_name_that_is_wrong_anywhere(index: int) -> None:
+    model = ready(ALL)
+    places = models.addresses(model)
+    plan = plan_of(model, model_checkpoint(ALL, 0))
+    items = list(model_checkpoint(ALL, 1).items())
+    name = items[index % len(items)][0]
+    items[index % len(items)] = (name, torch.zeros(1, 1, 1))
+    with pytest.raises(ValueError, match=f"`{name}`"):
+        update(model, plan, items)
+    assert loadplan.state(model).state == "failed"
+    assert models.addresses(model) == places
+    update(model, plan, list(model_checkpoint(ALL, 2).items()))
+    assert models.different(models.eager(ALL, model_checkpoint(ALL, 2)), model) == []
+
+
 def test_a_failed_arrival_leaves_kernel_tensors() -> None:
     model = ready(["norm", "padded"])
     places = models.addresses(model)
@@ -444,3 +491,11 @@ def test_many_updates_in_random_order() -> None:
     assert models.different(models.eager(ALL, checkpoint), model) == []
     assert models.addresses(model) == places
     assert objects[1] <= objects[0] + 50
+
+
+def test_verify_is_for_direct_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = ready(["norm"])
+    plan = plan_of(model, model_checkpoint(["norm"], 0))
+    monkeypatch.setenv("LOADPLAN_RELOAD_MODE", "layerwise")
+    with pytest.raises(RuntimeError, match="not in load format in mode layerwise"):
+        loadplan.verify(model, plan, model_checkpoint(["norm"], 1))
