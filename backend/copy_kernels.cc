@@ -206,6 +206,10 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
   if (session == nullptr || IsWrapper(self)) return below(device);
   const Touch touch = session->Find(self).touch;
   const bool to_trace = device.has_value() && device->is_privateuseone();
+  if (touch != Touch::kPlain &&
+      CastBitsOf(self.scalar_type(), dtype.value_or(self.scalar_type())) == CastBits::kByPosition) {
+    return RecordedProgram(*session, self, dtype, memory_format);
+  }
   if (touch == Touch::kPlain || (touch == Touch::kKnown && !to_trace)) {
     const ModeOff mode_off;
     if (touch == Touch::kKnown) return RunAndRecord(*session, self, [&] { return below(device); });
@@ -226,9 +230,6 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
             session->ConstantValue(self, /*allow_uninitialised=*/false)) {
       return value->to(at::TensorOptions(dtype.value_or(self.scalar_type())).device(device));
     }
-  }
-  if (CastBitsOf(self.scalar_type(), dtype.value_or(self.scalar_type())) == CastBits::kByPosition) {
-    return RecordedProgram(*session, self, dtype, memory_format);
   }
   const at::Tensor meta =
       at::_to_copy(MetaLike(self), at::TensorOptions().dtype(dtype).layout(layout),
