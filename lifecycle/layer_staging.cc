@@ -263,7 +263,7 @@ absl::Status LayerStaging::Initialise(StorageId storage, const at::Tensor& bytes
 }
 
 absl::Status LayerStaging::Hold(StorageId storage, const StridedMap& map,
-                                std::span<const DType> casts, const ByteSide& from) {
+                                std::span<const CastStep> casts, const ByteSide& from) {
   const KeptMaps kept = KeptMapsOf(map, !casts.empty());
   at::Tensor bytes = NewBytes(kept.in.nbytes(), at::kCPU);
   absl::Status status = CopyMapped(kept.in, {}, ByteSide::OfStorage(bytes), from);
@@ -276,7 +276,7 @@ absl::Status LayerStaging::Hold(StorageId storage, const StridedMap& map,
 }
 
 absl::Status LayerStaging::Write(StorageId storage, const StridedMap& map,
-                                 std::span<const DType> casts, const ByteSide& from) {
+                                 std::span<const CastStep> casts, const ByteSide& from) {
   const std::int32_t group = progress_.GroupOf(storage);
   GroupState& it = state(group);
   if (it.is_done) {

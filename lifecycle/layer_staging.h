@@ -74,7 +74,7 @@ class LayerStaging {
   at::Device device() const { return device_; }
 
   // As CopyMapped, into the storage, or to the host where there is no room. The bytes count.
-  absl::Status Write(StorageId storage, const StridedMap& map, std::span<const DType> casts,
+  absl::Status Write(StorageId storage, const StridedMap& map, std::span<const CastStep> casts,
                      const ByteSide& from);
 
   // Makes everything real that a call of the loader with the fallback names may write: all that the
@@ -104,7 +104,7 @@ class LayerStaging {
   struct Held {
     StorageId storage;
     StridedMap map;
-    std::vector<DType> casts;
+    std::vector<CastStep> casts;
     at::Tensor bytes;
   };
   struct GroupState {
@@ -135,7 +135,7 @@ class LayerStaging {
   bool TryOpen(std::int32_t group);
   // Writes what was held.
   absl::Status Open(std::int32_t group);
-  absl::Status Hold(StorageId storage, const StridedMap& map, std::span<const DType> casts,
+  absl::Status Hold(StorageId storage, const StridedMap& map, std::span<const CastStep> casts,
                     const ByteSide& from);
   absl::StatusOr<at::Tensor> Storage(StorageId storage);
   absl::Status Initialise(StorageId storage, const at::Tensor& bytes) const;
