@@ -60,7 +60,7 @@ class _State:
 
     def __init__(self, model: nn.Module) -> None:
         self.model_config: Any = None
-        self.load_weights = getattr(model, "load_weights", None)
+        self.load_weights: Any = getattr(model, "load_weights", None)
         self.whole = Whole(
             model,
             lambda weights: self.load_weights(weights),
@@ -213,7 +213,7 @@ def _unwrap(model: nn.Module) -> None:
     if hasattr(model, "_original_do_torchao_reload"):
         model._do_torchao_reload = model._original_do_torchao_reload
         del model._original_do_torchao_reload
-    collector = vars(model).get("load_weights")
+    collector: Any = vars(model).get("load_weights")
     if hasattr(collector, "_loadplan_before"):
         del vars(model)["load_weights"]
         if collector._loadplan_before is not None:

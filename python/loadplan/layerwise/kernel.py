@@ -65,7 +65,7 @@ class Kernel:
         for name, tensor in self.buffers.items():
             recorded = record.buffers.get(name)
             if tensor is None or recorded is None:
-                if name in record.buffers and tensor is recorded:
+                if name in record.buffers and tensor is None and recorded is None:
                     kept.add(name)
             elif _same_layout(tensor, recorded):
                 if recorded.meta.untyped_storage()._cdata not in parameters:
@@ -73,7 +73,7 @@ class Kernel:
         return kept
 
 
-def _replace(mapping: dict[str, Tensor | None], by: dict[str, Tensor | None]) -> None:
+def _replace(mapping: dict[str, Any], by: dict[str, Tensor | None]) -> None:
     mapping.clear()
     mapping.update(by)
 
@@ -102,7 +102,7 @@ def in_load_format(kernel: Kernel, record: LayerRecord) -> bool:
         for name, recorded in then.items():
             tensor = now[name]
             if tensor is None or recorded is None:
-                if tensor is not recorded:
+                if tensor is not None or recorded is not None:
                     return False
             elif not tensor.is_meta and not _same_layout(tensor, recorded):
                 return False
@@ -137,7 +137,7 @@ def put_load_format(
 def _inner(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, Tensor):
         if is_traceable_wrapper_subclass(value):
-            names, _ = value.__tensor_flatten__()  # type: ignore[attr-defined]
+            names, _ = value.__tensor_flatten__()
             for name in names:
                 yield from _inner(getattr(value, name), f"{path}.{name}")
         else:
@@ -269,7 +269,7 @@ def copy_results(copies: list[_Copy], shared: set[int]) -> None:
 
 
 def _same_place(a: Tensor, b: Tensor) -> bool:
-    return a.storage_offset() == b.storage_offset() and a.stride() == b.stride()
+    return bool(a.storage_offset() == b.storage_offset() and a.stride() == b.stride())
 
 
 def _same_storage_layout(a: Tensor, b: Tensor) -> bool:
@@ -280,7 +280,7 @@ def _same_storage_layout(a: Tensor, b: Tensor) -> bool:
 def _bytes(tensor: Tensor) -> Tensor:
     storage = tensor.untyped_storage()
     flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(storage, 0, (storage.nbytes(),), (1,))  # type: ignore[call-overload]
+    return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _copy_elements(to: Tensor, source: Tensor) -> None:

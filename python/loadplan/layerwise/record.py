@@ -45,7 +45,7 @@ class Recorded:
         """The tensor over ``data``, with class and attributes, for ``layer``."""
         made = data
         if self.cls is not Tensor:
-            made = torch.Tensor._make_subclass(self.cls, data, self.requires_grad)  # type: ignore[attr-defined]
+            made = torch.Tensor._make_subclass(self.cls, data, self.requires_grad)
         made.__dict__.update({key: _bind(v, layer) for key, v in self.attributes.items()})
         return made
 
@@ -153,7 +153,7 @@ def _recorded(tensor: Tensor, meta: Tensor, layer: nn.Module) -> Recorded:
 
 def _metas(tensors: Iterable[Tensor]) -> dict[int, Tensor]:
     """For each tensor one on meta with its layout; those that share bytes share a storage."""
-    spans: dict[int, list[tuple[int, int, Tensor]]] = {}
+    spans: dict[int, list[tuple[Any, Any, Tensor]]] = {}
     with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
         for tensor in {id(tensor): tensor for tensor in tensors}.values():
             steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -181,7 +181,7 @@ def _add_metas(metas: dict[int, Tensor], shown: list[tuple[int, int, Tensor]], s
     for start, _, tensor in shown:
         meta = torch.empty(0, dtype=tensor.dtype, device="meta")
         offset = (start - base) // tensor.itemsize
-        metas[id(tensor)] = meta.set_(storage, offset, tensor.shape, tensor.stride())  # type: ignore[call-overload]
+        metas[id(tensor)] = meta.set_(storage, offset, tensor.shape, tensor.stride())
 
 
 def _initial(tensor: Tensor) -> Tensor:
@@ -211,7 +211,7 @@ def materialise(recorded: Recorded) -> Tensor:
         flat = torch.zeros(storage.nbytes(), dtype=torch.uint8, device=recorded.device)
         real = torch.empty(0, dtype=recorded.meta.dtype, device=recorded.device)
         meta = recorded.meta
-        real.set_(flat.untyped_storage(), meta.storage_offset(), meta.shape, meta.stride())  # type: ignore[call-overload]
+        real.set_(flat.untyped_storage(), meta.storage_offset(), meta.shape, meta.stride())
         if recorded.initial.numel() == 1:
             real.fill_(recorded.initial.reshape(()))
         elif recorded.initial.numel():

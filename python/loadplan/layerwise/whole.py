@@ -67,7 +67,7 @@ class Whole:
             self.plan = plan_loads(self.targets, metas)
             self._held.reverse()
             # Dropped one by one: what has landed need not be kept.
-            load_planned(self.targets, self.plan, iter(self._pop, None))  # type: ignore[arg-type]
+            load_planned(self.targets, self.plan, iter(self._pop, None))
         came: list[str] | None = None
         if partial and self.plan is not None:
             came = list(state(self.targets).landed)
