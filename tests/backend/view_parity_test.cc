@@ -7,6 +7,7 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -95,12 +96,17 @@ std::string Geometry(const at::Tensor& t) {
   return text.str();
 }
 
+// `unflatten` wraps an error with the backtrace of the one within, which says who called.
+std::string WithoutBacktrace(std::string text) {
+  return text.substr(0, text.find("\nException raised from"));
+}
+
 // An error that names the device names it in torch's own words.
 std::string OnCpu(std::string text) {
   const std::string device = "privateuseone";
   for (auto at = text.find(device); at != std::string::npos; at = text.find(device))
     text.replace(at, device.size(), "CPU");
-  return text;
+  return WithoutBacktrace(std::move(text));
 }
 
 TEST(ViewParityProperty, AgreesWithARealTensor) {
@@ -126,7 +132,7 @@ TEST(ViewParityProperty, AgreesWithARealTensor) {
       at::Tensor next_traced;
       const std::string eager_error = ErrorOf([&] { next_real = op.apply(real, numbers); });
       const std::string trace_error = ErrorOf([&] { next_traced = op.apply(traced, numbers); });
-      ASSERT_EQ(OnCpu(trace_error), eager_error) << program;
+      ASSERT_EQ(OnCpu(trace_error), WithoutBacktrace(eager_error)) << program;
       if (!eager_error.empty()) continue;
       ASSERT_EQ(Geometry(next_traced), Geometry(next_real)) << program;
       EXPECT_EQ(
