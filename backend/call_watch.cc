@@ -64,10 +64,21 @@ std::vector<StorageId> CallWatch::met() const {
   return met;
 }
 
-void CallWatch::Check(const at::Tensor& tensor, const std::string& op) {
+std::vector<TargetRegion> CallWatch::TakeWritten() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::move(written_);
+}
+
+void CallWatch::Check(const at::Tensor& tensor, const std::string& op, bool written) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.layout() != at::kStrided) return;
   const StorageId storage = targets_->Find(tensor.storage().unsafeGetStorageImpl());
-  if (storage < 0) return;
+  if (storage < 0) {
+    if (!written || !keep_) return;
+    const ModeOff mode_off;
+    const absl::Status status = keep_(tensor);
+    TORCH_CHECK(status.ok(), std::string(status.message()));
+    return;
+  }
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     met_[static_cast<std::size_t>(storage)] = true;
@@ -90,19 +101,28 @@ void CallWatch::Check(const at::Tensor& tensor, const std::string& op) {
     }
     TORCH_CHECK(false, message);
   }
+  if (!written) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (written_.empty() || written_.back().storage != storage || written_.back().layout != layout) {
+    written_.push_back({storage, layout});
+  }
 }
 
 void CallWatch::Check(const c10::OperatorHandle& op, const torch::jit::Stack& stack) {
-  const std::size_t count = op.schema().arguments().size();
-  for (const c10::IValue& value : c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - count)) {
+  const std::vector<c10::Argument>& arguments = op.schema().arguments();
+  const auto values = c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - arguments.size());
+  const std::string& name = op.operator_name().name;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const c10::IValue& value = values[i];
+    const c10::AliasInfo* const alias = arguments[i].alias_info();
+    const bool written = alias != nullptr && alias->isWrite();
     if (value.isTensor()) {
-      Check(value.toTensor(), op.operator_name().name);
+      Check(value.toTensor(), name, written);
     } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector())
-        Check(tensor, op.operator_name().name);
+      for (const at::Tensor& tensor : value.toTensorVector()) Check(tensor, name, written);
     } else if (value.isOptionalTensorList()) {
       for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        if (tensor.has_value()) Check(*tensor, op.operator_name().name);
+        if (tensor.has_value()) Check(*tensor, name, written);
       }
     }
   }

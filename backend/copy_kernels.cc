@@ -11,6 +11,8 @@
 #include <c10/util/Exception.h>
 
 #include <initializer_list>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "backend/call_watch.h"
@@ -82,7 +84,9 @@ bool CopiesOntoItself(TraceSession& session, const at::Tensor& self, const at::T
 TraceSession* SessionFor(const char* op, std::initializer_list<at::Tensor> tensors) {
   TraceSession* const session = TraceSession::Current();
   if (session != nullptr) return session;
-  for (const at::Tensor& tensor : tensors) CheckWatched(tensor, op);
+  // An operator in place writes its first tensor.
+  bool written = std::string_view(op).ends_with('_');
+  for (const at::Tensor& tensor : tensors) CheckWatched(tensor, op, std::exchange(written, false));
   return nullptr;
 }
 
@@ -261,7 +265,7 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
   bool touches = false;
   bool known = true;
   for (const at::Tensor& tensor : tensors) {
-    if (session == nullptr) CheckWatched(tensor, "aten::cat");
+    if (session == nullptr) CheckWatched(tensor, "aten::cat", /*written=*/false);
   }
   for (const at::Tensor& tensor : tensors) {
     if (session == nullptr || IsWrapper(tensor)) return below();

@@ -9,6 +9,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
+#include "geometry/export.h"
 #include "plan/load_plan.h"
 #include "plan/records.h"
 
@@ -23,7 +24,7 @@ struct LiveTarget {
 
 // Immutable. Storage ids are 0, 1, ... in the order in which the names first show
 // a storage; they are the StorageIds of the targets in every log and plan made from it.
-class TargetSet {
+class LOADPLAN_API TargetSet {
  public:
   // InvalidArgument, naming the target: an undefined, sparse or quantised tensor, a
   // tensor without storage, a trace tensor, a name given twice.

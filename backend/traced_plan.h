@@ -28,6 +28,8 @@ struct TracedPlan {
   absl::flat_hash_map<NodeId, std::shared_ptr<const OperatorNode>> nodes;
   // Their values are premises of the plan.
   std::vector<ExternalTensor> externals;
+  // Whether the trace shows what every name writes, fallbacks included.
+  bool every_name_is_traced = false;
 };
 
 }  // namespace loadplan

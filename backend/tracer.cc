@@ -461,6 +461,7 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
     }
   }
   traced->externals = session.LiveExternals();
+  traced->every_name_is_traced = state.fallbacks.empty();
   return std::shared_ptr<const TracedPlan>(std::move(traced));
 }
 

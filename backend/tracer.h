@@ -29,6 +29,7 @@
 #include "absl/status/statusor.h"
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
+#include "geometry/export.h"
 
 namespace loadplan {
 
@@ -53,7 +54,7 @@ struct PassVerdict {
   std::string message;  // kRefuse: the error, with the current name and the loader's own words
 };
 
-class Tracer {
+class LOADPLAN_API Tracer {
  public:
   // InvalidArgument: a name declared twice, a negative extent, a dtype without a size.
   static absl::StatusOr<std::unique_ptr<Tracer>> Create(std::vector<SourceMeta> metas,

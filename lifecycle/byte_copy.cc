@@ -264,6 +264,15 @@ at::Tensor ViewOf(const ByteSide& side, const StridedLayout& layout, at::ScalarT
   return view;
 }
 
+at::Tensor BytesOf(c10::Storage storage) {
+  const auto nbytes = static_cast<int64_t>(storage.nbytes());
+  const auto key = c10::computeDispatchKey(at::kByte, at::kStrided, storage.device());
+  at::Tensor bytes = at::detail::make_tensor<c10::TensorImpl>(
+      std::move(storage), c10::DispatchKeySet(key), c10::scalarTypeToTypeMeta(at::kByte));
+  bytes.unsafeGetTensorImpl()->set_sizes_contiguous({nbytes});
+  return bytes;
+}
+
 at::Tensor NewBytes(Index nbytes, at::Device device) {
   return at::empty({nbytes}, at::TensorOptions().dtype(at::kByte).device(device));
 }

@@ -59,6 +59,9 @@ KeptMaps KeptMapsOf(const StridedMap& map, bool is_cast);
 // multiples of the dtype's size.
 at::Tensor ViewOf(const ByteSide& side, const StridedLayout& layout, at::ScalarType dtype);
 
+// Every byte of `storage`.
+at::Tensor BytesOf(c10::Storage storage);
+
 // An uninitialised buffer of bytes.
 at::Tensor NewBytes(Index nbytes, at::Device device);
 

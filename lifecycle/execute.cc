@@ -26,8 +26,6 @@ bool SameStrides(const at::Tensor& tensor, const std::vector<int64_t>& strides) 
   return true;
 }
 
-bool ReadsLive(const WriteItem& item) { return item.origin.kind == OriginKind::kLiveBefore; }
-
 }  // namespace
 
 PlanExecutor::PlanExecutor(std::shared_ptr<const TracedPlan> traced,
@@ -39,15 +37,6 @@ PlanExecutor::PlanExecutor(std::shared_ptr<const TracedPlan> traced,
   if (!targets_->storages().empty()) device_ = targets_->storages().front().device();
   if (staging_ != nullptr) device_ = staging_->device();
   IndexPrograms();
-}
-
-bool PlanExecutor::ReadsLiveBytes(const LoadPlan& plan) {
-  if (!plan.live_copies().empty()) return true;
-  return std::ranges::any_of(plan.programs(), [](const Program& program) {
-    return std::ranges::any_of(program.inputs, [](const ProgramInput& input) {
-      return std::ranges::any_of(input.pieces, ReadsLive);
-    });
-  });
 }
 
 void PlanExecutor::IndexPrograms() {
@@ -135,9 +124,9 @@ absl::Status PlanExecutor::Finish() {
     if (absl::Status status = Write(item, from); !status.ok()) return status;
   }
   for (std::size_t i = 0; i < live_bytes_.size(); ++i) {
-    WriteItem item = plan_.live_copies()[i];
-    item.map = KeptMapsOf(item.map, !item.casts.empty()).out;
-    absl::Status status = Write(item, ByteSide::OfStorage(std::move(live_bytes_[i])));
+    const WriteItem& item = plan_.live_copies()[i];
+    absl::Status status = Write(item, KeptMapsOf(item.map, !item.casts.empty()).out,
+                                ByteSide::OfStorage(std::move(live_bytes_[i])));
     if (!status.ok()) return status;
   }
   live_bytes_.clear();
@@ -165,11 +154,21 @@ absl::Status PlanExecutor::GatherAll(const std::vector<PieceRef>& pieces, const 
   return absl::OkStatus();
 }
 
-absl::Status PlanExecutor::Write(const WriteItem& item, const ByteSide& from) {
+absl::Status PlanExecutor::BeforeWrite(const WriteItem& item) {
+  const auto [begun, is_new] = begun_writes_.insert(&item);
+  if (!is_new || undo_ == nullptr || IsStaged(item.target)) return absl::OkStatus();
+  absl::Status status = undo_->Keep(At(targets_->storages(), item.target), item.map.ToLayout());
+  if (!status.ok()) begun_writes_.erase(begun);
+  return status;
+}
+
+absl::Status PlanExecutor::Write(const WriteItem& item, const StridedMap& map,
+                                 const ByteSide& from) {
+  if (absl::Status status = BeforeWrite(item); !status.ok()) return status;
   absl::Status status = IsOfLayer(item.target)
-                            ? staging_->Write(item.target, item.map, item.casts, from)
-                            : CopyMapped(item.map, item.casts, TargetSide(item.target), from);
-  if (status.ok()) written_nbytes_ += item.map.nbytes();
+                            ? staging_->Write(item.target, map, item.casts, from)
+                            : CopyMapped(map, item.casts, TargetSide(item.target), from);
+  if (status.ok()) written_nbytes_ += map.nbytes();
   return status;
 }
 

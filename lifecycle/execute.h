@@ -10,11 +10,13 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
 #include "lifecycle/byte_copy.h"
 #include "lifecycle/layer_staging.h"
+#include "lifecycle/undo_log.h"
 
 namespace loadplan {
 
@@ -33,6 +35,9 @@ class PlanExecutor {
   PlanExecutor(std::shared_ptr<const TracedPlan> traced, std::shared_ptr<const TargetSet> targets,
                LayerStaging* staging = nullptr);
 
+  // Keeps in `undo`, which must outlive the executor, the bytes of each region before they are
+  // written. Null: nothing is kept. Call before Begin.
+  void KeepIn(UndoLog* undo) { undo_ = undo; }
   // Gathers the live bytes and constants that are read later, and runs the programs that
   // wait for no name. Call once, before the first Deliver.
   absl::Status Begin();
@@ -44,8 +49,8 @@ class PlanExecutor {
 
   // Bytes of targets written so far.
   Index written_nbytes() const { return written_nbytes_; }
-  // Whether the plan reads live bytes, so that Begin has to come before any write.
-  static bool ReadsLiveBytes(const LoadPlan& plan);
+  // Items of the plan whose targets have been written, maybe in part; staged ones too.
+  const absl::flat_hash_set<const WriteItem*>& begun_writes() const { return begun_writes_; }
 
  private:
   // One piece of one input of a program.
@@ -63,12 +68,21 @@ class PlanExecutor {
   const WriteItem& PieceOf(const PieceRef& ref) const;
   absl::Status Gather(const PieceRef& ref, const ByteSide& from);
   absl::Status GatherAll(const std::vector<PieceRef>& pieces, const ByteSide& from);
-  absl::Status Write(const WriteItem& item, const ByteSide& from);
+  // Call before any byte of `item` is written; again for a later part of it.
+  absl::Status BeforeWrite(const WriteItem& item);
+  absl::Status Write(const WriteItem& item, const ByteSide& from) {
+    return Write(item, item.map, from);
+  }
+  // `map` stands for that of `item`.
+  absl::Status Write(const WriteItem& item, const StridedMap& map, const ByteSide& from);
   absl::Status RunReadyPrograms(std::vector<std::int32_t> candidates);
   absl::Status RunProgram(std::int32_t index);
   absl::Status Compute(std::int32_t index, std::vector<at::Tensor>& results);
   absl::Status UseResults(std::int32_t index, const std::vector<at::Tensor>& results);
   bool IsOfLayer(StorageId storage) const { return staging_ != nullptr && staging_->Owns(storage); }
+  bool IsStaged(StorageId storage) const {
+    return staging_ != nullptr && staging_->Stages(storage);
+  }
   ByteSide TargetSide(StorageId storage) const;
 
   const std::shared_ptr<const TracedPlan> traced_;
@@ -76,7 +90,9 @@ class PlanExecutor {
   LayerStaging* const staging_;
   const LoadPlan& plan_;
   at::Device device_ = at::kCPU;  // of buffers: where eager would have run
+  UndoLog* undo_ = nullptr;
   Index written_nbytes_ = 0;
+  absl::flat_hash_set<const WriteItem*> begun_writes_;
 
   std::vector<ProgramState> programs_;
   absl::flat_hash_map<std::int32_t, std::vector<PieceRef>> pieces_of_source_;

@@ -42,6 +42,12 @@ absl::Status Compare(const TargetLayout& was, const at::Tensor& now) {
   }
   const c10::StorageImpl* storage = now.storage().unsafeGetStorageImpl();
   const bool same_storage = was.storage._unsafe_get_target() == storage;
+  if (was.storage_nbytes > 0 && was.address != 0 && AddressOf(now) == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("`", was.name,
+                     "` has no memory, which it had when the plan was made; wake the "
+                     "engine so that it lies where it lay, or make a new plan"));
+  }
   if (!same_storage || was.address != AddressOf(now)) {
     return absl::FailedPreconditionError(absl::StrCat(
         "`", was.name, "` has moved since the plan was made: ",

@@ -12,6 +12,7 @@
 
 #include "absl/status/status.h"
 #include "backend/target_set.h"
+#include "geometry/export.h"
 
 namespace loadplan {
 
@@ -29,7 +30,7 @@ struct TargetLayout {
   at::Device device = at::kCPU;
 };
 
-class LayoutSnapshot {
+class LOADPLAN_API LayoutSnapshot {
  public:
   // Reads only metadata, of any device.
   static LayoutSnapshot Of(std::span<const LiveTarget> targets);

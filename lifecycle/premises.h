@@ -9,10 +9,11 @@
 #include "absl/status/status.h"
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
+#include "geometry/export.h"
 
 namespace loadplan {
 
-class Premises {
+class LOADPLAN_API Premises {
  public:
   // Reads the bytes now.
   Premises(const TracedPlan& traced, const TargetSet& targets);

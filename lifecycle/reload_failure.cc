@@ -1,4 +1,6 @@
 // ReloadSession, what an update leaves that did not end well, and what is told of it.
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
 #include <chrono>
 
@@ -21,19 +23,77 @@ double Now() {
 
 absl::Status ReloadSession::Abort() {
   const std::lock_guard lock(mutex_);
-  absl::Status status = CheckEvent(SessionEvent::kAbort);
-  if (!status.ok()) return status;
-  if (wrote_) {
-    MarkUndefined();
+  if (absl::Status status = CheckLocked(SessionEvent::kAbort); !status.ok()) return status;
+  if (undo_ != nullptr) {
+    if (absl::Status status = PutBack(); !status.ok()) return FailDamaged(std::move(status), {});
+  } else if (WroteLocked()) {
     error_ = absl::StrCat("the update was aborted after its first write; ", LandedText());
+    MarkUndefined({});
+    failed_after_write_ = true;
     Enter(SessionState::kFailed);
     return absl::OkStatus();
   }
-  Clear();
-  // An update that failed before this one is still to be made good.
-  Enter(undefined_.empty() ? SessionState::kIdle : SessionState::kFailed);
-  if (!undefined_.empty()) error_ = "an earlier update failed and was not made good";
+  EndUnchanged("");
   return absl::OkStatus();
+}
+
+absl::Status ReloadSession::HookFailed(const std::string& error,
+                                       std::span<const LiveTarget> current) {
+  const std::lock_guard lock(mutex_);
+  return Fail(absl::FailedPreconditionError(error), current);
+}
+
+absl::Status ReloadSession::CheckEvent(SessionEvent event) const {
+  const std::lock_guard lock(mutex_);
+  return CheckLocked(event);
+}
+
+absl::Status ReloadSession::CheckLocked(SessionEvent event) const {
+  absl::Status status = CheckTransition(state_, event);
+  if (status.ok() && completed_) status = CheckWhileFinishing(event);
+  if (status.ok() || error_.empty() || state_ != SessionState::kFailed) return status;
+  return Annotate(status, absl::StrCat(" (it failed with: ", error_, ")"));
+}
+
+bool ReloadSession::MayHaveWritten() const {
+  const std::lock_guard lock(mutex_);
+  return state_ == SessionState::kActive ? WroteLocked() : failed_after_write_;
+}
+
+bool ReloadSession::TrustsEngine() const {
+  const BoundPlan* const plan = plan_ != nullptr ? plan_.get() : destinations_.get();
+  return plan != nullptr && plan->gave_destinations && !plan->is_reported;
+}
+
+bool ReloadSession::WroteLocked() const {
+  const bool call_may_write = call_taken_ && !call_ended_ && staging_ == nullptr;
+  return layers_overwrote_ || call_may_write || !Written(/*live_only=*/true).empty();
+}
+
+WrittenBytes ReloadSession::Written(bool live_only) const {
+  WrittenBytes written;
+  const BoundPlan* const bound = plan_ != nullptr ? plan_.get() : destinations_.get();
+  if (bound == nullptr) return written;
+  const LoadPlan& plan = bound->plan();
+  if (live_only && layers_overwrote_) written = WrittenBytes::OfPlan(plan);
+  const auto counts = [&](StorageId storage) { return !live_only || !IsStaged(storage); };
+  if (executor_ != nullptr) {
+    for (const WriteItem* item : executor_->begun_writes()) {
+      if (counts(item->target)) written.Add(*item);
+    }
+  }
+  const auto add_entry = [&](std::int32_t entry) {
+    for (const WriteItem& item : plan.writes_of(entry)) written.Add(item);
+  };
+  for (const std::int32_t entry : reported_) add_entry(entry);
+  for (std::int32_t i = 0; TrustsEngine() && i < static_cast<std::int32_t>(plan.entries().size());
+       ++i) {
+    if (plan.GetDest(i).has_value()) add_entry(i);
+  }
+  for (const TargetRegion& region : call_written_) {
+    if (counts(region.storage)) written.Add(region.storage, region.layout);
+  }
+  return written;
 }
 
 SessionReport ReloadSession::report() const {
@@ -42,16 +102,17 @@ SessionReport ReloadSession::report() const {
   report.state = state_;
   report.since = since_;
   report.error = error_;
-  for (const std::int32_t entry : arrived_) report.landed.push_back(NameOf(entry));
-  for (const auto& [name, uncovered] : undefined_) report.undefined.push_back(name);
-  std::ranges::sort(report.undefined);
+  for (const std::int32_t entry : Landed()) report.landed.push_back(NameOf(entry));
+  report.undefined = undefined_.targets();
   return report;
 }
 
-absl::Status ReloadSession::CheckEvent(SessionEvent event) const {
-  absl::Status status = CheckTransition(state_, event);
-  if (status.ok() || error_.empty()) return status;
-  return Annotate(status, absl::StrCat(" (it failed with: ", error_, ")"));
+ReloadSession::Names ReloadSession::Landed() const {
+  Names landed;
+  std::ranges::copy_if(arrived_, std::back_inserter(landed), [&](std::int32_t entry) {
+    return call_done_ || KindOf(entry) != EntryKind::kFallback;
+  });
+  return landed;
 }
 
 // "`a`, `b` and 7 more".
@@ -68,40 +129,80 @@ std::string ReloadSession::Quoted(std::span<const std::int32_t> entries) const {
 }
 
 std::string ReloadSession::LandedText() const {
-  if (arrived_.empty()) return "nothing had landed";
-  const bool waits = collection_ != nullptr && collection_->size() > 0 && !eager_called_;
-  const char* verb = waits ? " had arrived: " : " had landed: ";
-  return absl::StrCat(arrived_.size(), " of ", landed_.size(), " names", verb, Quoted(arrived_));
+  const Names landed = Landed();
+  std::string text = landed.empty() ? "nothing had landed"
+                                    : absl::StrCat(landed.size(), " of ", landed_.size(),
+                                                   " names had landed: ", Quoted(landed));
+  if (landed.size() == arrived_.size()) return text;
+  Names waiting;
+  std::ranges::copy_if(arrived_, std::back_inserter(waiting),
+                       [&](std::int32_t entry) { return KindOf(entry) == EntryKind::kFallback; });
+  absl::StrAppend(&text, "; ", waiting.size(), " of ", landed_.size(),
+                  " names had arrived for load_weights: ", Quoted(waiting));
+  return text;
 }
 
-absl::Status ReloadSession::Fail(absl::Status status) {
-  status = Annotate(status, absl::StrCat("; ", LandedText(),
-                                         wrote_ ? "; the weights are undefined until a complete "
-                                                  "new update"
-                                                : ""));
+absl::Status ReloadSession::Fail(absl::Status status, std::span<const LiveTarget> whole) {
+  status = Annotate(status, absl::StrCat("; ", LandedText()));
+  if (undo_ == nullptr) return FailDamaged(std::move(status), whole);
+  const bool wrote = !undo_->empty();
+  if (absl::Status back = PutBack(); !back.ok()) {
+    return FailDamaged(Annotate(status, absl::StrCat("; ", std::string(back.message()))), whole);
+  }
+  status = Annotate(status, wrote ? "; the old bytes are back, and the model is idle as before"
+                                  : "; nothing was written, and the model is idle as before");
+  EndUnchanged(std::string(status.message()));
+  return status;
+}
+
+absl::Status ReloadSession::PutBack() {
+  const c10::NoGradGuard no_grad;
+  absl::Status status = undo_->PutBack();
+  if (status.ok()) return status;
+  return Annotate(status, "; the old bytes could not all be put back");
+}
+
+// Without old bytes.
+absl::Status ReloadSession::FailDamaged(absl::Status status, std::span<const LiveTarget> whole) {
+  const bool wrote = WroteLocked() || !whole.empty();
+  status = Annotate(status, wrote ? "; the weights are undefined until a complete new update"
+                                  : "; no byte of the model was written");
   error_ = std::string(status.message());
-  if (wrote_) MarkUndefined();
+  failed_after_write_ = wrote;
+  if (wrote) MarkUndefined(whole);
   executor_.reset();
   staging_.reset();
   collection_.reset();
+  undo_.reset();
   Enter(SessionState::kFailed);
   return status;
 }
 
-void ReloadSession::MarkUndefined() {
-  const LoadPlan& plan = plan_->plan();
-  std::vector<Index> uncovered(plan.targets().size(), 0);
-  for (const UncoveredTarget& item : plan.uncovered()) {
-    uncovered[static_cast<std::size_t>(item.target)] = item.nbytes;
+// As if the session had never started.
+void ReloadSession::EndUnchanged(std::string error) {
+  Clear();
+  error_ = std::move(error);
+  Enter(undefined_.empty() ? SessionState::kIdle : SessionState::kFailed);
+  if (!undefined_.empty() && error_.empty()) {
+    error_ = "an earlier update failed and was not made good";
   }
-  for (std::size_t i = 0; i < plan.targets().size(); ++i) {
-    const TargetTensor& target = plan.targets()[i];
-    // What only a fallback writes is not among the plan's bytes: assume all of it.
-    const Index left = plan.has_fallbacks() ? 0 : uncovered[i];
-    if (left == target.layout.nbytes()) continue;
-    const auto [entry, is_new] = undefined_.emplace(target.name, left);
-    if (!is_new) entry->second = std::min(entry->second, left);
+}
+
+void ReloadSession::MarkUndefined(std::span<const LiveTarget> whole) {
+  const BoundPlan* const bound = plan_ != nullptr ? plan_.get() : destinations_.get();
+  if (bound != nullptr) {
+    WrittenBytes written = Written(/*live_only=*/true);
+    // A call that never came back.
+    if (call_taken_ && !call_ended_ && staging_ == nullptr)
+      written.AddWhole(bound->plan().targets());
+    undefined_.Add(bound->plan().targets(), written);
   }
+  if (whole.empty()) return;
+  const absl::StatusOr<TargetSet> set = TargetSet::Create({whole.begin(), whole.end()});
+  if (!set.ok()) return;
+  WrittenBytes all;
+  all.AddWhole(set->target_tensors());
+  undefined_.Add(set->target_tensors(), all);
 }
 
 void ReloadSession::Enter(SessionState state) {

@@ -24,15 +24,34 @@ absl::StatusOr<ReloadSession::Names> ReloadSession::PartialNames(
   return names;
 }
 
+absl::Status ReloadSession::CheckPartial(const Names& partial) const {
+  if (!undefined_.empty()) {
+    return absl::FailedPreconditionError(
+        "`partial` after a failed update would leave weights undefined; send a complete update");
+  }
+  for (const std::int32_t entry : arrived_) {
+    if (std::ranges::binary_search(partial, entry)) continue;
+    return absl::InvalidArgumentError(absl::StrCat(
+        "`", NameOf(entry), "` arrived but `partial` does not list it; list what was sent"));
+  }
+  if (absl::Status status = CheckWhole(plan_->plan(), partial); !status.ok()) return status;
+  if (staging_ != nullptr) {
+    if (absl::Status status = staging_->CheckWhole(); !status.ok()) return status;
+  }
+  if (collection_ != nullptr && collection_->size() > 0 && !AllFallbacksArrived()) {
+    return absl::FailedPreconditionError(
+        "`partial` lists some fallback names and not all: they go through the loader in one "
+        "call; send all of them or none");
+  }
+  return absl::OkStatus();
+}
+
 ReloadSession::Names ReloadSession::Missing(const std::optional<Names>& partial) const {
   // Destinations were handed out and nothing is reported: what could have been written
   // through them may have been.
-  const bool trusts_engine = plan_->gave_destinations && !reported_;
+  const bool trusts_engine = plan_->gave_destinations && reported_.empty();
   const auto is_missing = [&](std::int32_t entry) {
-    if (has_landed(entry)) return false;
-    if (plan_->plan().entries()[static_cast<std::size_t>(entry)].kind == EntryKind::kUnneeded) {
-      return false;
-    }
+    if (has_landed(entry) || KindOf(entry) == EntryKind::kUnneeded) return false;
     return !(trusts_engine && plan_->plan().GetDest(entry).has_value());
   };
   Names missing;
@@ -49,7 +68,7 @@ ReloadSession::Names ReloadSession::Missing(const std::optional<Names>& partial)
 absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::string>>& partial,
                                           std::span<const LiveTarget> current) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = CheckEvent(SessionEvent::kFinish);
+  absl::Status status = CheckLocked(SessionEvent::kFinish);
   if (!status.ok()) return status;
   if (plan_ == nullptr) {
     if (!required_.empty() || !undefined_.empty()) {
@@ -64,27 +83,9 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
   }
   std::optional<Names> selected;
   if (partial.has_value()) {
-    if (!undefined_.empty()) {
-      return absl::FailedPreconditionError(
-          "`partial` after a failed update would leave weights undefined; send a complete update");
-    }
     absl::StatusOr<Names> names = PartialNames(*partial);
     if (!names.ok()) return names.status();
-    for (const std::int32_t entry : arrived_) {
-      if (std::ranges::binary_search(*names, entry)) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "`", NameOf(entry), "` arrived but `partial` does not list it; list what was sent"));
-    }
-    if (status = CheckWhole(plan_->plan(), *names); !status.ok()) return status;
-    if (staging_ != nullptr) {
-      if (status = staging_->CheckWhole(); !status.ok()) return status;
-    }
-    if (collection_ != nullptr && collection_->size() > 0 && !AllFallbacksArrived()) {
-      return absl::FailedPreconditionError(
-          "`partial` lists some fallback names and not all: they go through the loader in one "
-          "call; send "
-          "all of them or none");
-    }
+    if (status = CheckPartial(*names); !status.ok()) return status;
     selected = std::move(*names);
   }
   const Names missing = Missing(selected);
@@ -93,46 +94,60 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
         absl::StrCat(missing.size(), " planned name(s) did not arrive: ", Quoted(missing),
                      "; send them, or name what was sent in `partial`; ", LandedText()));
   }
-  if (!begun_ && executor_ != nullptr && plan_->gave_destinations &&
-      PlanExecutor::ReadsLiveBytes(plan_->plan())) {
-    return absl::FailedPreconditionError(
-        "the plan reads live bytes before it writes them, and destinations were written without "
-        "`load_planned`; load through `load_planned`");
-  }
-  if (!eager_called_) {
+  if (!call_taken_) {
     if (status = plan_->layout.Check(current); !status.ok()) {
-      return wrote_ ? Fail(status) : status;
+      return WroteLocked() ? Fail(std::move(status)) : status;
     }
   }
   prepared_ = true;
   return absl::OkStatus();
 }
 
-absl::StatusOr<Receipt> ReloadSession::Finish() {
-  const std::lock_guard lock(mutex_);
-  absl::Status status = CheckEvent(SessionEvent::kFinish);
-  if (!status.ok()) return status;
-  if (!prepared_) return absl::InternalError("Finish before PrepareFinish");
-  if (collection_ != nullptr && collection_->size() > 0 && !eager_called_) {
+absl::Status ReloadSession::CompleteLocked() {
+  if (absl::Status status = CheckLocked(SessionEvent::kFinish); !status.ok()) return status;
+  if (!prepared_) return absl::InternalError("Complete before PrepareFinish");
+  if (collection_ != nullptr && collection_->size() > 0 && !call_taken_) {
     return absl::FailedPreconditionError(
         "the call of load_weights with the fallback names has not been made");
   }
-  Receipt receipt;
   if (executor_ != nullptr) {
     const c10::NoGradGuard no_grad;
-    if (status = EnsureBegun(); !status.ok()) return Fail(status);
-    wrote_ = true;
-    if (status = executor_->Finish(); !status.ok()) return Fail(status);
-    receipt.nbytes = executor_->written_nbytes();
+    if (absl::Status status = EnsureBegun(); !status.ok()) return Fail(std::move(status));
+    if (absl::Status status = executor_->Finish(); !status.ok()) return Fail(std::move(status));
   }
-  receipt.nbytes += eager_nbytes_;
+  completed_ = true;
+  return absl::OkStatus();
+}
+
+absl::Status ReloadSession::Complete() {
+  const std::lock_guard lock(mutex_);
+  return completed_ ? absl::OkStatus() : CompleteLocked();
+}
+
+absl::StatusOr<Receipt> ReloadSession::Finish() {
+  const std::lock_guard lock(mutex_);
+  if (!completed_) {
+    if (absl::Status status = CompleteLocked(); !status.ok()) return status;
+  }
+  Receipt receipt;
+  if (plan_ != nullptr) {
+    receipt.nbytes = executor_->written_nbytes() + call_nbytes_;
+    for (const std::int32_t entry : reported_) {
+      for (const WriteItem& item : plan_->plan().writes_of(entry)) {
+        receipt.nbytes += item.map.nbytes();
+      }
+    }
+    receipt.coverage = Written(/*live_only=*/false).PerTarget(plan_->plan().targets());
+    // What an engine does in one update it will do in the next.
+    plan_->is_reported = !reported_.empty();
+  }
   if (staging_ != nullptr) {
     receipt.peak_staging_nbytes = staging_->peak_nbytes();
     receipt.peak_held_nbytes = staging_->peak_held_nbytes();
   }
   for (const std::int32_t entry : arrived_) receipt.names.push_back(NameOf(entry));
   receipt.seconds = SecondsSince(since_);
-  undefined_.clear();
+  undefined_.Clear();
   Clear();
   Enter(SessionState::kIdle);
   return receipt;

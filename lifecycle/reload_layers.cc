@@ -1,5 +1,4 @@
 // ReloadSession, what is particular to layerwise updates.
-#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
@@ -17,16 +16,6 @@ absl::Status ReloadSession::SetStaging(StagingSpec spec) {
   return absl::OkStatus();
 }
 
-bool ReloadSession::WritesLive(std::int32_t entry) const {
-  if (KindOf(entry) == EntryKind::kUnneeded) return false;
-  if (staging_ == nullptr) return true;
-  const auto is_live = [this](const WriteItem& item) { return !staging_->Stages(item.target); };
-  const LoadPlan& plan = plan_->plan();
-  return std::ranges::any_of(plan.writes_of(entry), is_live) ||
-         (KindOf(entry) == EntryKind::kDerived &&
-          std::ranges::any_of(plan.value_writes(), is_live));
-}
-
 absl::StatusOr<ReadyLayers> ReloadSession::ReadyLayersOf(std::int32_t group) {
   ReadyLayers ready{group, staging_->progress().group(group).layers, {}};
   absl::StatusOr<std::vector<LiveTarget>> tensors = staging_->TensorsOf(group);
@@ -41,7 +30,7 @@ absl::StatusOr<std::optional<ReadyLayers>> ReloadSession::TakeReadyLayers(bool f
   absl::StatusOr<std::optional<std::int32_t>> group = staging_->TakeReady(finishing);
   if (!group.ok()) return Fail(group.status());
   if (!group->has_value()) return std::nullopt;
-  wrote_ = wrote_ || staging_->WritesLiveConstants(**group);
+  layers_overwrote_ = layers_overwrote_ || staging_->WritesLiveConstants(**group);
   absl::StatusOr<ReadyLayers> ready = ReadyLayersOf(**group);
   if (!ready.ok()) return Fail(ready.status());
   return *std::move(ready);
@@ -56,7 +45,7 @@ absl::Status ReloadSession::LayersDone(std::int32_t group) {
 
 absl::Status ReloadSession::LayersOverwrite() {
   const std::lock_guard lock(mutex_);
-  wrote_ = true;
+  layers_overwrote_ = true;
   return absl::OkStatus();
 }
 

@@ -12,20 +12,22 @@
 
 namespace loadplan {
 
-absl::Status ReloadSession::Start(std::vector<std::string> required) {
+absl::Status ReloadSession::Start(StartOptions options) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = CheckEvent(SessionEvent::kStart);
-  if (!status.ok()) return status;
+  if (absl::Status status = CheckLocked(SessionEvent::kStart); !status.ok()) return status;
   Clear();
-  required_ = std::move(required);
+  required_ = std::move(options.required);
+  destinations_ = std::move(options.destinations);
+  if (options.atomic) undo_ = std::make_unique<UndoLog>(std::move(options.undo));
   Enter(SessionState::kActive);
-  return absl::OkStatus();
+  absl::Status status = KeepDestinations(destinations_.get());
+  return status.ok() ? status : Fail(std::move(status));
 }
 
 absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
                                   std::span<const LiveTarget> current) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = CheckEvent(SessionEvent::kLoad);
+  absl::Status status = CheckLocked(SessionEvent::kLoad);
   if (!status.ok()) return status;
   if (plan_ == plan) return absl::OkStatus();
   if (plan_ != nullptr) {
@@ -35,8 +37,12 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
   }
   if (status = plan->layout.Check(current); !status.ok()) return status;
   if (status = plan->premises.Check(*plan->traced, *plan->targets); !status.ok()) return status;
-  if (status = CheckRequired(plan->plan(), required_); !status.ok()) return status;
-  if (status = CheckUndefined(plan->plan(), undefined_); !status.ok()) return status;
+  if (status = CheckRequired(*plan->traced, required_); !status.ok()) return status;
+  if (status = undefined_.CheckNotRead(plan->plan()); !status.ok()) return status;
+  if (!undefined_.empty() && !plan->plan().has_fallbacks()) {
+    status = undefined_.CheckCovered(plan->plan().targets(), WrittenBytes::OfPlan(plan->plan()));
+    if (!status.ok()) return status;
+  }
   if (staging_spec_.has_value()) {
     absl::StatusOr<std::unique_ptr<LayerStaging>> staging =
         LayerStaging::Create(plan->traced, plan->targets, *staging_spec_);
@@ -52,6 +58,7 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
     collection_ = std::make_unique<EagerCollection>(plan->plan(), device);
   }
   executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets, staging_.get());
+  executor_->KeepIn(undo_.get());
   landed_.assign(plan->plan().sources().size(), false);
   plan_ = std::move(plan);
   return absl::OkStatus();
@@ -90,8 +97,7 @@ absl::StatusOr<std::int32_t> ReloadSession::CheckArrival(std::string_view name,
     return absl::InvalidArgumentError(
         absl::StrCat("`", std::string(name), "` arrived twice in one update; send each name once"));
   }
-  const bool needs_memory =
-      plan_->plan().entries()[static_cast<std::size_t>(*entry)].kind != EntryKind::kUnneeded;
+  const bool needs_memory = KindOf(*entry) != EntryKind::kUnneeded;
   absl::Status status = CheckDeclared(plan_->plan().sources()[static_cast<std::size_t>(*entry)],
                                       tensor, needs_memory);
   if (!status.ok()) return status;
@@ -99,34 +105,22 @@ absl::StatusOr<std::int32_t> ReloadSession::CheckArrival(std::string_view name,
 }
 
 absl::Status ReloadSession::EnsureBegun() {
-  if (begun_ || executor_ == nullptr) return absl::OkStatus();
+  if (begun_) return absl::OkStatus();
   begun_ = true;
-  // Programs that wait for no name write at once.
-  wrote_ = wrote_ || (staging_ == nullptr && !plan_->plan().programs().empty());
   return executor_->Begin();
 }
 
 absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tensor& tensor) {
-  absl::Status status = CheckEvent(SessionEvent::kLoad);
+  absl::Status status = CheckLocked(SessionEvent::kLoad);
   if (!status.ok()) return status;
   if (plan_ == nullptr) return absl::InternalError("Deliver before Begin");
   absl::StatusOr<std::int32_t> entry = CheckArrival(name, tensor);
   if (!entry.ok()) return Fail(entry.status());
   const c10::NoGradGuard no_grad;
-  if (KindOf(*entry) == EntryKind::kFallback) {
-    try {
-      collection_->Add(*entry, tensor);
-    } catch (const std::exception& error) {
-      return Fail(absl::InternalError(
-          absl::StrCat("`", std::string(name), "` could not be kept: ", error.what())));
-    }
-    eager_nbytes_ += static_cast<Index>(tensor.nbytes());
-  } else {
-    if (status = EnsureBegun(); !status.ok()) return Fail(status);
-    wrote_ = wrote_ || WritesLive(*entry);
-    if (status = executor_->Deliver(*entry, tensor); !status.ok()) {
-      return Fail(Annotate(status, absl::StrCat("; `", std::string(name), "` landed in part")));
-    }
+  if (KindOf(*entry) == EntryKind::kFallback) return KeepFallback(*entry, tensor);
+  if (status = EnsureBegun(); !status.ok()) return Fail(std::move(status));
+  if (status = executor_->Deliver(*entry, tensor); !status.ok()) {
+    return Fail(Annotate(status, absl::StrCat("; `", std::string(name), "` landed in part")));
   }
   Land(*entry);
   return absl::OkStatus();
@@ -134,8 +128,7 @@ absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tenso
 
 absl::Status ReloadSession::ReportDelivered(std::string_view name) {
   const std::lock_guard lock(mutex_);
-  absl::Status status = CheckEvent(SessionEvent::kLoad);
-  if (!status.ok()) return status;
+  if (absl::Status status = CheckLocked(SessionEvent::kReport); !status.ok()) return status;
   if (plan_ == nullptr) return absl::InternalError("ReportDelivered before Begin");
   const std::optional<std::int32_t> entry = plan_->plan().Find(name);
   if (!entry.has_value()) {
@@ -152,52 +145,46 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
                      "` has no destination that an engine could have "
                      "written; send the whole tensor to `load_planned`")));
   }
-  reported_ = true;
-  wrote_ = true;
+  plan_->is_reported = true;
+  reported_.push_back(*entry);
   Land(*entry);
   return absl::OkStatus();
 }
 
-bool ReloadSession::AllFallbacksArrived() const {
-  const auto& entries = plan_->plan().entries();
-  return collection_->size() == static_cast<std::size_t>(std::ranges::count(
-                                    entries, EntryKind::kFallback, &PlanEntry::kind));
-}
-
-bool ReloadSession::EagerReady() const {
-  const std::lock_guard lock(mutex_);
-  if (state_ != SessionState::kActive || collection_ == nullptr || eager_called_) return false;
-  return AllFallbacksArrived();
-}
-
-bool ReloadSession::NeedsEagerCall() const {
-  const std::lock_guard lock(mutex_);
-  return state_ == SessionState::kActive && collection_ != nullptr && !eager_called_ &&
-         collection_->size() > 0;
-}
-
-std::vector<std::pair<std::string, at::Tensor>> ReloadSession::TakeEagerCall() {
-  const std::lock_guard lock(mutex_);
-  std::vector<std::pair<std::string, at::Tensor>> call;
-  if (collection_ == nullptr || eager_called_) return call;
-  eager_called_ = true;
-  wrote_ = wrote_ || staging_ == nullptr;
-  if (absl::Status status = EnsureBegun(); !status.ok()) return call;
-  for (auto& [entry, tensor] : collection_->Take()) {
-    call.emplace_back(NameOf(entry), std::move(tensor));
+absl::Status ReloadSession::KeepDestinations(const BoundPlan* plan) {
+  if (undo_ == nullptr || plan == nullptr || !plan->gave_destinations) return absl::OkStatus();
+  for (std::size_t i = 0; i < plan->plan().entries().size(); ++i) {
+    const auto entry = static_cast<std::int32_t>(i);
+    if (!plan->plan().GetDest(entry).has_value()) continue;
+    for (const WriteItem& item : plan->plan().writes_of(entry)) {
+      const at::Tensor& storage = plan->targets->storages()[static_cast<std::size_t>(item.target)];
+      if (absl::Status status = undo_->KeepWhole(storage); !status.ok()) return status;
+    }
   }
-  return call;
+  keeps_destinations_ = true;
+  return absl::OkStatus();
 }
 
-absl::Status ReloadSession::EagerDone(const std::string& error,
-                                      std::span<const LiveTarget> current) {
+absl::Status ReloadSession::HandOut(std::shared_ptr<const BoundPlan> plan) {
   const std::lock_guard lock(mutex_);
-  if (!error.empty()) {
-    return Fail(absl::FailedPreconditionError(absl::StrCat(
-        "`load_weights`, called with the fallback names of the plan, raised ", error)));
+  if (state_ != SessionState::kActive || (destinations_ == plan && keeps_destinations_)) {
+    return absl::OkStatus();
   }
-  absl::Status status = plan_->layout.Check(current);
-  return status.ok() ? status : Fail(status);
+  destinations_ = std::move(plan);
+  absl::Status status = KeepDestinations(destinations_.get());
+  return status.ok() ? status : Fail(std::move(status));
+}
+
+absl::Status ReloadSession::BeforeHook(std::span<const LiveTarget> current) {
+  const std::lock_guard lock(mutex_);
+  if (undo_ == nullptr || state_ != SessionState::kActive) return absl::OkStatus();
+  const c10::NoGradGuard no_grad;
+  for (const LiveTarget& target : current) {
+    if (!target.tensor.has_storage()) continue;
+    absl::Status status = undo_->KeepWhole(target.tensor);
+    if (!status.ok()) return Fail(std::move(status));
+  }
+  return absl::OkStatus();
 }
 
 const std::string& ReloadSession::NameOf(std::int32_t entry) const {
@@ -211,6 +198,8 @@ void ReloadSession::Land(std::int32_t entry) {
 
 void ReloadSession::Clear() {
   required_.clear();
+  undo_.reset();
+  destinations_.reset();
   plan_.reset();
   executor_.reset();
   staging_.reset();
@@ -218,9 +207,12 @@ void ReloadSession::Clear() {
   collection_.reset();
   landed_.clear();
   arrived_.clear();
+  reported_.clear();
   error_.clear();
-  begun_ = wrote_ = reported_ = eager_called_ = prepared_ = false;
-  eager_nbytes_ = 0;
+  begun_ = call_taken_ = call_ended_ = call_done_ = prepared_ = completed_ = false;
+  layers_overwrote_ = keeps_destinations_ = failed_after_write_ = false;
+  call_written_.clear();
+  call_nbytes_ = 0;
 }
 
 }  // namespace loadplan

@@ -6,14 +6,13 @@
 //   session.PrepareFinish(std::nullopt, targets_as_they_are_now);
 //   Receipt receipt = session.Finish().value();
 //
-// An update whose plan has fallbacks writes nothing by plan: Deliver keeps the tensors, and the
-// caller makes one `load_weights` call with what TakeEagerCall gives, then says EagerDone.
+// Where the plan has fallbacks, Deliver keeps their tensors, and the caller makes one watched
+// `load_weights` call with what TakeFallbackCall gives, then says FallbackCallDone.
 #ifndef LOADPLAN_LIFECYCLE_RELOAD_SESSION_H_
 #define LOADPLAN_LIFECYCLE_RELOAD_SESSION_H_
 
 #include <ATen/core/Tensor.h>
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -26,72 +25,31 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "backend/call_watch.h"
 #include "backend/target_set.h"
-#include "backend/traced_plan.h"
 #include "geometry/export.h"
+#include "lifecycle/bound_plan.h"
 #include "lifecycle/eager_collection.h"
 #include "lifecycle/execute.h"
 #include "lifecycle/layer_staging.h"
-#include "lifecycle/layout_snapshot.h"
-#include "lifecycle/premises.h"
+#include "lifecycle/session_report.h"
 #include "lifecycle/session_state.h"
-#include "lifecycle/update_checks.h"
+#include "lifecycle/undefined_bytes.h"
+#include "lifecycle/undo_log.h"
+#include "lifecycle/written_bytes.h"
 
 namespace loadplan {
-
-// A plan with the live tensors that it was made for.
-struct BoundPlan {
-  std::shared_ptr<const TracedPlan> traced;
-  std::shared_ptr<const TargetSet> targets;
-  LayoutSnapshot layout;  // of the targets, when the plan was made
-  Premises premises;
-  // An engine took destinations (`get_dest`) and may write through them without a word.
-  mutable std::atomic<bool> gave_destinations{false};
-
-  BoundPlan(std::shared_ptr<const TracedPlan> plan, std::shared_ptr<const TargetSet> live)
-      : traced(std::move(plan)),
-        targets(std::move(live)),
-        layout(LayoutSnapshot::Of(targets->targets())),
-        premises(*traced, *targets) {}
-  const LoadPlan& plan() const { return traced->plan; }
-};
-
-// What an update did.
-struct Receipt {
-  std::vector<std::string> names;  // in order of arrival
-  Index nbytes = 0;                // of targets written; of tensors given to an eager call
-  double seconds = 0;              // since Start
-  // Layerwise: the most that was staged, and held on the host for want of room, at one time.
-  Index peak_staging_nbytes = 0;
-  Index peak_held_nbytes = 0;
-};
-
-// Layers that can be processed, with their load-format tensors, now real.
-struct ReadyLayers {
-  std::int32_t group = -1;
-  std::vector<std::int32_t> layers;
-  std::vector<LiveTarget> tensors;
-};
-
-// For people and for `loadplan.state`.
-struct SessionReport {
-  SessionState state = SessionState::kIdle;
-  double since = 0;                    // seconds since 1970: when the state was entered
-  std::vector<std::string> landed;     // names of the current or failed update
-  std::vector<std::string> undefined;  // targets whose bytes a failed update left half written
-  std::string error;                   // what failed it
-};
 
 // Safe to call from several threads: calls are serialised. Holds tensors, never modules.
 class LOADPLAN_API ReloadSession {
  public:
-  // Patterns of target names (`*`, `?`, `[...]`) that the plan must cover in full.
-  absl::Status Start(std::vector<std::string> required);
+  absl::Status Start(StartOptions options);
 
   // Chooses the plan of this update; a second call with the same plan does nothing. Refuses,
   // with the session still active and nothing written (FailedPrecondition): another plan than
-  // before, a target that is not where it was when the plan was made, a required target that
-  // is not covered, and after a failed update a plan that would leave its bytes undefined.
+  // before, a target that is not where it was when the plan was made, a premise that has changed,
+  // a required target that is not covered, and after a failed update a plan that would leave its
+  // bytes undefined or computes from them. What a fallback call covers is checked after it.
   // InvalidArgument: a pattern that names no target.
   absl::Status Begin(std::shared_ptr<const BoundPlan> plan, std::span<const LiveTarget> current);
   // Whether the active update has chosen `plan`; any plan where it is null.
@@ -105,12 +63,34 @@ class LOADPLAN_API ReloadSession {
   // An engine has written the name through its destinations.
   absl::Status ReportDelivered(std::string_view name);
 
-  // Whether the update goes through the loader and every declared name has arrived.
-  bool EagerReady() const;
-  bool NeedsEagerCall() const;
-  std::vector<std::pair<std::string, at::Tensor>> TakeEagerCall();
-  // `error`: what the loader raised; empty if it returned. `current`: the targets after it.
-  absl::Status EagerDone(const std::string& error, std::span<const LiveTarget> current);
+  // A bucket in two steps: its fallback names, so that their call can fail before other names
+  // land, and those other names.
+  absl::Status DeliverFallbacks(std::span<const std::string> names,
+                                std::span<const at::Tensor> tensors);
+  absl::Status DeliverPlanned(std::span<const std::string> names,
+                              std::span<const at::Tensor> tensors);
+
+  // Whether every fallback name has arrived and their call has not been made.
+  bool FallbackCallReady() const;
+  // The same for some of them.
+  bool NeedsFallbackCall() const;
+  using Call = std::vector<std::pair<std::string, at::Tensor>>;
+  absl::StatusOr<Call> TakeFallbackCall();
+  // Before the call writes memory that is no target's: see CallWatch::KeepOthers.
+  absl::Status KeepOther(const at::Tensor& tensor);
+  // `error`: what the loader raised; empty if it returned. `written`: the regions of targets that
+  // it was seen to write. `current`: the targets after it. Fails the session where a required
+  // target, or what a failed update left undefined, is still not covered.
+  absl::Status FallbackCallDone(const std::string& error, std::vector<TargetRegion> written,
+                                std::span<const LiveTarget> current);
+
+  // Destinations of `plan` were handed out: an atomic update keeps what lies there.
+  absl::Status HandOut(std::shared_ptr<const BoundPlan> plan);
+  // Before a hook of the host changes targets at will: an atomic update keeps all of them.
+  absl::Status BeforeHook(std::span<const LiveTarget> current);
+  // A hook raised, in whatever state: the session fails, with every byte of `current` undefined.
+  // Returns the error.
+  absl::Status HookFailed(const std::string& error, std::span<const LiveTarget> current);
 
   // Layerwise updates; see lifecycle/layer_staging.h. Between Start and Begin: the targets on meta
   // that the update stages.
@@ -133,10 +113,19 @@ class LOADPLAN_API ReloadSession {
   // arrived, and every program must have all or none of its names among them.
   absl::Status PrepareFinish(const std::optional<std::vector<std::string>>& partial,
                              std::span<const LiveTarget> current);
-  // After PrepareFinish: applies constants and ends the session.
+  // After PrepareFinish: writes constants and what else comes last. Every byte is then there;
+  // hooks may run before Finish.
+  absl::Status Complete();
+  // Ends the session, completing it if that was not done.
   absl::StatusOr<Receipt> Finish();
+  // Idle where no byte may have been written, or where the update is atomic; else failed.
   absl::Status Abort();
 
+  // FailedPrecondition, in its own words, where `event` may not happen now.
+  absl::Status CheckEvent(SessionEvent event) const;
+  // Whether a live byte may have changed in the active update, or in one that failed just now.
+  // False where old bytes are back.
+  bool MayHaveWritten() const;
   SessionReport report() const;
 
  private:
@@ -150,20 +139,37 @@ class LOADPLAN_API ReloadSession {
   const std::string& NameOf(std::int32_t entry) const;
   absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);
+  absl::Status KeepFallback(std::int32_t entry, const at::Tensor& tensor);
   absl::Status EnsureBegun();
-  // Whether bytes of the entry go to live memory, and not to staged layers only.
-  bool WritesLive(std::int32_t entry) const;
   absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
+  absl::Status KeepDestinations(const BoundPlan* plan);
+  absl::Status KeepForFallbackCall();
   absl::StatusOr<Names> PartialNames(const std::vector<std::string>& partial) const;
+  absl::Status CheckPartial(const Names& partial) const;
   Names Missing(const std::optional<Names>& partial) const;
+  absl::Status CompleteLocked();
   void Land(std::int32_t entry);
-  // The event is allowed in this state; else its own words, with what failed the session.
-  absl::Status CheckEvent(SessionEvent event) const;
+  // As CheckEvent, for callers that hold the lock; with what failed the session.
+  absl::Status CheckLocked(SessionEvent event) const;
   std::string Quoted(std::span<const std::int32_t> entries) const;
   std::string LandedText() const;
-  // The session has failed with `status`; returns it with what landed.
-  absl::Status Fail(absl::Status status);
-  void MarkUndefined();
+  bool WroteLocked() const;
+  // An engine that never reports may have written through every destination.
+  bool TrustsEngine() const;
+  // Bytes that the update has written, or may have; without `live_only` staged ones too.
+  WrittenBytes Written(bool live_only) const;
+  bool IsStaged(StorageId storage) const {
+    return staging_ != nullptr && staging_->Stages(storage);
+  }
+  // Names of the update that have landed; fallback names after their call.
+  Names Landed() const;
+  // The session has failed with `status`; returns it with what landed and what became of the
+  // bytes. `whole`: every byte of these is undefined.
+  absl::Status Fail(absl::Status status, std::span<const LiveTarget> whole = {});
+  absl::Status FailDamaged(absl::Status status, std::span<const LiveTarget> whole);
+  absl::Status PutBack();
+  void EndUnchanged(std::string error);
+  void MarkUndefined(std::span<const LiveTarget> whole);
   void Enter(SessionState state);
   static double SecondsSince(double then);
   void Clear();
@@ -172,24 +178,31 @@ class LOADPLAN_API ReloadSession {
   SessionState state_ = SessionState::kIdle;
   double since_ = 0;
   std::string error_;
-  // Kept until a complete update.
-  UndefinedTargets undefined_;
+  UndefinedBytes undefined_;  // kept until a complete update
 
   // The update in progress (or the failed one).
   std::vector<std::string> required_;
+  std::unique_ptr<UndoLog> undo_;                  // null where the update is not atomic
+  std::shared_ptr<const BoundPlan> destinations_;  // an engine may write through them
   std::shared_ptr<const BoundPlan> plan_;
   std::optional<StagingSpec> staging_spec_;
-  std::unique_ptr<LayerStaging> staging_;        // null in direct mode
-  std::unique_ptr<PlanExecutor> executor_;       // null where the update is eager
-  std::unique_ptr<EagerCollection> collection_;  // null where it is not
+  std::unique_ptr<LayerStaging> staging_;  // null in direct mode
+  std::unique_ptr<PlanExecutor> executor_;
+  std::unique_ptr<EagerCollection> collection_;  // null where no name falls back
   std::vector<bool> landed_;                     // per entry
   Names arrived_;                                // in order
+  Names reported_;                               // by an engine, of those
   bool begun_ = false;                           // the executor has gathered live bytes
-  bool wrote_ = false;                           // a live byte may have changed
-  bool reported_ = false;                        // an engine reports deliveries
-  bool eager_called_ = false;
+  bool call_taken_ = false;
+  bool call_ended_ = false;  // it raised or returned
+  bool call_done_ = false;   // it returned
   bool prepared_ = false;
-  Index eager_nbytes_ = 0;
+  bool completed_ = false;
+  bool layers_overwrote_ = false;  // results of post-processing lie in live tensors
+  bool keeps_destinations_ = false;
+  bool failed_after_write_ = false;
+  std::vector<TargetRegion> call_written_;
+  Index call_nbytes_ = 0;
 };
 
 }  // namespace loadplan

@@ -2,6 +2,8 @@
 
 #include <string>
 
+#include "absl/strings/str_cat.h"
+
 namespace loadplan {
 namespace {
 
@@ -15,6 +17,11 @@ constexpr Transition kTransitions[] = {
     {SessionState::kIdle, SessionEvent::kStart, ""},
     {SessionState::kIdle, SessionEvent::kLoad,
      "`load_planned` needs an active reload; call `start_reload` first"},
+    {SessionState::kIdle, SessionEvent::kPlan,
+     "`plan_loads` needs an active reload of this model; call it between `start_reload` and "
+     "`finish_reload`"},
+    {SessionState::kIdle, SessionEvent::kReport,
+     "`delivered` needs an active reload; call `start_reload` first"},
     {SessionState::kIdle, SessionEvent::kFinish,
      "`finish_reload` has nothing to finish; call `start_reload` first"},
     {SessionState::kIdle, SessionEvent::kAbort,
@@ -22,12 +29,19 @@ constexpr Transition kTransitions[] = {
     {SessionState::kActive, SessionEvent::kStart,
      "`start_reload` was called before; end the active reload with `finish_reload` or "
      "`abort_reload` first"},
+    {SessionState::kActive, SessionEvent::kPlan, ""},
     {SessionState::kActive, SessionEvent::kLoad, ""},
+    {SessionState::kActive, SessionEvent::kReport, ""},
     {SessionState::kActive, SessionEvent::kFinish, ""},
     {SessionState::kActive, SessionEvent::kAbort, ""},
     {SessionState::kFailed, SessionEvent::kStart, ""},
     {SessionState::kFailed, SessionEvent::kLoad,
      "`load_planned` cannot go on after a failure; call `start_reload` and send a complete update"},
+    {SessionState::kFailed, SessionEvent::kPlan,
+     "`plan_loads` needs an active reload of this model, and the last one failed; call "
+     "`start_reload` first"},
+    {SessionState::kFailed, SessionEvent::kReport,
+     "`delivered` cannot go on after a failure; call `start_reload` and send a complete update"},
     {SessionState::kFailed, SessionEvent::kFinish,
      "`finish_reload` cannot finish a failed update; call `start_reload` and send a complete "
      "update"},
@@ -55,6 +69,10 @@ std::string_view ToString(SessionEvent event) {
       return "start_reload";
     case SessionEvent::kLoad:
       return "load_planned";
+    case SessionEvent::kPlan:
+      return "plan_loads";
+    case SessionEvent::kReport:
+      return "delivered";
     case SessionEvent::kFinish:
       return "finish_reload";
     case SessionEvent::kAbort:
@@ -70,6 +88,14 @@ absl::Status CheckTransition(SessionState state, SessionEvent event) {
     return absl::FailedPreconditionError(std::string(transition.refusal));
   }
   return absl::InternalError("a session event without a transition");
+}
+
+absl::Status CheckWhileFinishing(SessionEvent event) {
+  if (event == SessionEvent::kFinish || event == SessionEvent::kAbort) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("`", std::string(ToString(event)),
+                   "` was called while `finish_reload` runs the hooks of this update; call it "
+                   "after that"));
 }
 
 }  // namespace loadplan

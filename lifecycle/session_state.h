@@ -16,13 +16,15 @@ namespace loadplan {
 //      failed write,    v    |
 //      abort after one  failed
 enum class SessionState : std::uint8_t { kIdle, kActive, kFailed };
-enum class SessionEvent : std::uint8_t { kStart, kLoad, kFinish, kAbort };
+enum class SessionEvent : std::uint8_t { kStart, kPlan, kLoad, kReport, kFinish, kAbort };
 
 std::string_view ToString(SessionState state);  // "idle", "active", "failed"
 std::string_view ToString(SessionEvent event);  // the public function: "start_reload", ...
 
 // FailedPrecondition, with words of its own for each pair that is not allowed.
 absl::Status CheckTransition(SessionState state, SessionEvent event);
+// The same while every byte is there and hooks run: only to finish or to abort is allowed.
+absl::Status CheckWhileFinishing(SessionEvent event);
 
 }  // namespace loadplan
 

@@ -1,10 +1,10 @@
 #include "lifecycle/update_checks.h"
 
 #include <algorithm>
-#include <string_view>
+#include <iterator>
+#include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "lifecycle/arrival.h"
@@ -14,59 +14,62 @@ namespace {
 
 constexpr std::size_t kNamesInMessage = 10;
 
+bool MatchesAny(std::span<const std::string> patterns, const std::string& name) {
+  return std::ranges::any_of(
+      patterns, [&](const std::string& pattern) { return MatchesPattern(pattern, name); });
+}
+
+// `bare`: each a target with its bytes.
+absl::Status Bare(std::vector<std::string> bare) {
+  if (bare.empty()) return absl::OkStatus();
+  const std::size_t count = bare.size();
+  if (count > kNamesInMessage) bare.resize(kNamesInMessage);
+  return absl::FailedPreconditionError(
+      absl::StrCat(count, " required target(s) are left without bytes: ", absl::StrJoin(bare, ", "),
+                   count > bare.size() ? ", ..." : "",
+                   "; declare the checkpoint tensors that fill them, or do not require them"));
+}
+
+std::string BareText(const std::string& name, Index nbytes, Index total_nbytes) {
+  return absl::StrCat("`", name, "` (", nbytes, " of ", total_nbytes, " bytes)");
+}
+
 }  // namespace
 
-absl::Status CheckRequired(const LoadPlan& plan, std::span<const std::string> required) {
+absl::Status CheckRequired(const TracedPlan& traced, std::span<const std::string> required) {
+  const LoadPlan& plan = traced.plan;
   for (const std::string& pattern : required) {
-    const auto& targets = plan.targets();
-    const bool matches = std::ranges::any_of(
-        targets, [&](const TargetTensor& target) { return MatchesPattern(pattern, target.name); });
+    const bool matches = std::ranges::any_of(plan.targets(), [&](const TargetTensor& target) {
+      return MatchesPattern(pattern, target.name);
+    });
     if (!matches) {
       return absl::InvalidArgumentError(
           absl::StrCat("`required` pattern `", pattern, "` names no target; correct it"));
     }
   }
-  // What a fallback covers is seen only by its loader.
-  if (plan.has_fallbacks()) return absl::OkStatus();
+  if (plan.has_fallbacks() && !traced.every_name_is_traced) return absl::OkStatus();
   std::vector<std::string> bare;
   for (const UncoveredTarget& uncovered : plan.uncovered()) {
     const std::string& name = plan.targets()[static_cast<std::size_t>(uncovered.target)].name;
-    if (uncovered.nbytes == 0) continue;
-    const bool is_wanted = std::ranges::any_of(
-        required, [&](const std::string& pattern) { return MatchesPattern(pattern, name); });
-    if (!is_wanted) continue;
-    bare.push_back(absl::StrCat("`", name, "` (", uncovered.nbytes, " of ", uncovered.total_nbytes,
-                                " bytes)"));
+    if (uncovered.nbytes == 0 || !MatchesAny(required, name)) continue;
+    bare.push_back(BareText(name, uncovered.nbytes, uncovered.total_nbytes));
   }
-  if (bare.empty()) return absl::OkStatus();
-  const std::size_t count = bare.size();
-  if (count > kNamesInMessage) bare.resize(kNamesInMessage);
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the plan leaves ", count, " required target(s) without bytes: ", absl::StrJoin(bare, ", "),
-      count > bare.size() ? ", ..." : "",
-      "; declare the checkpoint tensors that fill them, or do not require them"));
+  return Bare(std::move(bare));
 }
 
-// A new update must write at least the bytes that the failed one left undefined. Counted per
-// target: what the failed plan left alone, the new one may leave alone too.
-absl::Status CheckUndefined(const LoadPlan& plan, const UndefinedTargets& undefined) {
-  if (undefined.empty() || plan.has_fallbacks()) return absl::OkStatus();
-  absl::flat_hash_map<std::string_view, Index> uncovered;
-  for (const UncoveredTarget& item : plan.uncovered()) {
-    uncovered[plan.targets()[static_cast<std::size_t>(item.target)].name] = item.nbytes;
+absl::Status CheckRequiredWritten(std::span<const TargetTensor> targets,
+                                  const WrittenBytes& written,
+                                  std::span<const std::string> required) {
+  std::vector<TargetTensor> wanted;
+  std::ranges::copy_if(targets, std::back_inserter(wanted), [&](const TargetTensor& target) {
+    return MatchesAny(required, target.name);
+  });
+  std::vector<std::string> bare;
+  for (const TargetBytes& target : written.PerTarget(wanted)) {
+    const Index left = target.total_nbytes - target.nbytes;
+    if (left > 0) bare.push_back(BareText(target.name, left, target.total_nbytes));
   }
-  absl::flat_hash_set<std::string_view> names;
-  for (const TargetTensor& target : plan.targets()) names.insert(target.name);
-  for (const auto& [name, allowed] : undefined) {
-    const auto found = uncovered.find(name);
-    const Index left = found == uncovered.end() ? 0 : found->second;
-    if (names.contains(name) && left <= allowed) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("a failed update left bytes of `", name,
-                     "` undefined, and this plan does not write them all; use the plan of the "
-                     "failed update, or one that covers as much"));
-  }
-  return absl::OkStatus();
+  return Bare(std::move(bare));
 }
 
 absl::Status CheckWhole(const LoadPlan& plan, std::span<const std::int32_t> partial) {

@@ -264,6 +264,7 @@ class CallWatchClass : public torch::CustomClassHolder {
     for (const StorageId storage : watch_->met()) names.push_back(targets_->NameOf(storage));
     return names;
   }
+  const std::shared_ptr<CallWatch>& watch() const { return watch_; }
 
  private:
   std::shared_ptr<const BoundPlan> plan_;
@@ -271,36 +272,68 @@ class CallWatchClass : public torch::CustomClassHolder {
   std::shared_ptr<CallWatch> watch_;
 };
 
+// (names, (written, total) of each, its ranges: count, then start and stop of each).
+std::tuple<Strings, Ints, Ints> Encode(const std::vector<TargetBytes>& targets) {
+  std::tuple<Strings, Ints, Ints> result;
+  auto& [names, nbytes, ranges] = result;
+  for (const TargetBytes& target : targets) {
+    names.push_back(target.name);
+    nbytes.insert(nbytes.end(), {target.nbytes, target.total_nbytes});
+    ranges.push_back(static_cast<int64_t>(target.ranges.size()));
+    for (const ByteRange& range : target.ranges) {
+      ranges.insert(ranges.end(), {range.start, range.stop});
+    }
+  }
+  return result;
+}
+
 class SessionClass : public torch::CustomClassHolder {
  public:
   using Plan = c10::intrusive_ptr<LoadPlanClass>;
+  using Watch = c10::intrusive_ptr<CallWatchClass>;
 
-  void start(Strings required) { Raise(session_.Start(std::move(required))); }
+  void start(Strings required, bool atomic, int64_t memory_nbytes, std::string directory,
+             const std::optional<Plan>& destinations) {
+    StartOptions options{std::move(required), atomic, {memory_nbytes, std::move(directory)}, {}};
+    if (destinations.has_value()) options.destinations = (*destinations)->bound();
+    Raise(session_.Start(std::move(options)));
+  }
   bool has_plan(const Plan& plan) const { return session_.HasPlan(plan->bound().get()); }
   bool has_any_plan() const { return session_.HasPlan(nullptr); }
   void begin(const Plan& plan, Strings names, Tensors tensors) {
     Raise(session_.Begin(plan->bound(), LiveTargets(std::move(names), std::move(tensors))));
   }
+  void check_plan() const { Raise(session_.CheckEvent(SessionEvent::kPlan)); }
   void deliver(const std::string& name, const at::Tensor& tensor) {
     Raise(session_.Deliver(name, tensor));
   }
-  void deliver_all(const Strings& names, const Tensors& tensors) {
+  void deliver_fallbacks(const Strings& names, const Tensors& tensors) {
     TORCH_CHECK_VALUE(names.size() == tensors.size(), "as many names as tensors are needed");
-    Raise(session_.Deliver(names, tensors));
+    Raise(session_.DeliverFallbacks(names, tensors));
+  }
+  void deliver_planned(const Strings& names, const Tensors& tensors) {
+    TORCH_CHECK_VALUE(names.size() == tensors.size(), "as many names as tensors are needed");
+    Raise(session_.DeliverPlanned(names, tensors));
   }
   void report_delivered(const std::string& name) { Raise(session_.ReportDelivered(name)); }
-  bool eager_ready() const { return session_.EagerReady(); }
-  bool needs_eager_call() const { return session_.NeedsEagerCall(); }
-  std::tuple<Strings, Tensors> take_eager_call() {
+  void hand_out(const Plan& plan) { Raise(session_.HandOut(plan->bound())); }
+  bool fallback_call_ready() const { return session_.FallbackCallReady(); }
+  bool needs_fallback_call() const { return session_.NeedsFallbackCall(); }
+  // Gives the call that `watch` will watch.
+  std::tuple<Strings, Tensors> take_fallback_call(const Watch& watch) {
+    watch->watch()->KeepOthers(
+        [this](const at::Tensor& tensor) { return session_.KeepOther(tensor); });
     std::tuple<Strings, Tensors> call;
-    for (auto& [name, tensor] : session_.TakeEagerCall()) {
+    for (auto& [name, tensor] : Value(session_.TakeFallbackCall())) {
       std::get<0>(call).push_back(std::move(name));
       std::get<1>(call).push_back(std::move(tensor));
     }
     return call;
   }
-  void eager_done(const std::string& error, Strings names, Tensors tensors) {
-    Raise(session_.EagerDone(error, LiveTargets(std::move(names), std::move(tensors))));
+  void fallback_call_done(const std::string& error, const Watch& watch, Strings names,
+                          Tensors tensors) {
+    Raise(session_.FallbackCallDone(error, watch->watch()->TakeWritten(),
+                                    LiveTargets(std::move(names), std::move(tensors))));
   }
   // `layers` and `devices` (as texts) and `initials` are parallel to `names`; an initial value
   // without elements is unknown. `max_nbytes` < 0: no bound.
@@ -335,19 +368,38 @@ class SessionClass : public torch::CustomClassHolder {
   void fail(const std::string& message) {
     Raise(session_.FailWith(absl::FailedPreconditionError(message)));
   }
+  void before_hook(Strings names, Tensors tensors) {
+    Raise(session_.BeforeHook(LiveTargets(std::move(names), std::move(tensors))));
+  }
+  void hook_failed(const std::string& error, Strings names, Tensors tensors) {
+    Raise(session_.HookFailed(error, LiveTargets(std::move(names), std::move(tensors))));
+  }
+  bool may_have_written() const { return session_.MayHaveWritten(); }
   void prepare_finish(const std::optional<Strings>& partial, Strings names, Tensors tensors) {
     Raise(session_.PrepareFinish(partial, LiveTargets(std::move(names), std::move(tensors))));
   }
-  std::tuple<Strings, int64_t, double, int64_t, int64_t> finish() {
+  void complete() { Raise(session_.Complete()); }
+  // Names, bytes, seconds, coverage, peaks of staged and of held bytes.
+  std::tuple<Strings, int64_t, double, Strings, Ints, int64_t, int64_t> finish() {
     Receipt receipt = Value(session_.Finish());
-    return {std::move(receipt.names), receipt.nbytes, receipt.seconds, receipt.peak_staging_nbytes,
+    auto [targets, nbytes, ranges] = Encode(receipt.coverage);
+    return {std::move(receipt.names), receipt.nbytes,    receipt.seconds,
+            std::move(targets),       std::move(nbytes), receipt.peak_staging_nbytes,
             receipt.peak_held_nbytes};
   }
   void abort() { Raise(session_.Abort()); }
-  std::tuple<std::string, double, Strings, Strings, std::string> report() const {
+  std::string state() const { return std::string(ToString(session_.report().state)); }
+  // State, since, error, landed, undefined.
+  std::tuple<std::string, double, std::string, Strings, Strings, Ints, Ints> report() const {
     SessionReport report = session_.report();
-    return {std::string(ToString(report.state)), report.since, std::move(report.landed),
-            std::move(report.undefined), std::move(report.error)};
+    auto [names, nbytes, ranges] = Encode(report.undefined);
+    return {std::string(ToString(report.state)),
+            report.since,
+            std::move(report.error),
+            std::move(report.landed),
+            std::move(names),
+            std::move(nbytes),
+            std::move(ranges)};
   }
 
  private:
@@ -414,13 +466,11 @@ void DefineClasses(torch::Library& library) {
       .def("has_plan", &SessionClass::has_plan)
       .def("has_any_plan", &SessionClass::has_any_plan)
       .def("begin", &SessionClass::begin)
+      .def("check_plan", &SessionClass::check_plan)
       .def("deliver", &SessionClass::deliver)
-      .def("deliver_all", &SessionClass::deliver_all)
+      .def("deliver_fallbacks", &SessionClass::deliver_fallbacks)
+      .def("deliver_planned", &SessionClass::deliver_planned)
       .def("report_delivered", &SessionClass::report_delivered)
-      .def("eager_ready", &SessionClass::eager_ready)
-      .def("needs_eager_call", &SessionClass::needs_eager_call)
-      .def("take_eager_call", &SessionClass::take_eager_call)
-      .def("eager_done", &SessionClass::eager_done)
       .def("set_staging", &SessionClass::set_staging)
       .def("take_ready_layers", &SessionClass::take_ready_layers)
       .def("layers_done", &SessionClass::layers_done)
@@ -428,9 +478,19 @@ void DefineClasses(torch::Library& library) {
       .def("open_layers_for_call", &SessionClass::open_layers_for_call)
       .def("layers_called", &SessionClass::layers_called)
       .def("fail", &SessionClass::fail)
+      .def("hand_out", &SessionClass::hand_out)
+      .def("fallback_call_ready", &SessionClass::fallback_call_ready)
+      .def("needs_fallback_call", &SessionClass::needs_fallback_call)
+      .def("take_fallback_call", &SessionClass::take_fallback_call)
+      .def("fallback_call_done", &SessionClass::fallback_call_done)
+      .def("before_hook", &SessionClass::before_hook)
+      .def("hook_failed", &SessionClass::hook_failed)
+      .def("may_have_written", &SessionClass::may_have_written)
       .def("prepare_finish", &SessionClass::prepare_finish)
+      .def("complete", &SessionClass::complete)
       .def("finish", &SessionClass::finish)
       .def("abort", &SessionClass::abort)
+      .def("state", &SessionClass::state)
       .def("report", &SessionClass::report);
 }
 

@@ -8,8 +8,10 @@ from .layerwise import record_metadata_for_reloading, reload_from_high_precision
 from .metadata import ParamMeta, metadata
 from .plan import Entry, LoadPlan, Overlap, Uncovered, Write, check_plannable, plan_loads
 from .reload import (
+    Coverage,
     Receipt,
     ReloadState,
+    UndefinedBytes,
     abort_reload,
     finish_reload,
     load_planned,
@@ -23,6 +25,7 @@ from .verify import Difference, verify
 __version__: str = _library.ops.version()
 
 __all__ = [
+    "Coverage",
     "Difference",
     "Entry",
     "LoadPlan",
@@ -33,6 +36,7 @@ __all__ = [
     "Targets",
     "Trace",
     "Uncovered",
+    "UndefinedBytes",
     "Write",
     "abort_reload",
     "check_plannable",

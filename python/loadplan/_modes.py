@@ -14,14 +14,22 @@ from .targets import Targets
 class Mode(Protocol):
     """One reload in its mode: made by `start_reload`, dropped when the next one starts.
 
-    ``handle`` is the library's session.
+    ``handle`` is the library's session.  What a method raises fails the session, with every byte
+    of every target undefined unless the library has failed it before; `_direct.HookError` says it
+    best.
     """
 
     # Whether `landed` is to be called after each name.
     per_name: bool
 
+    def kept(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
+        """What hooks may change without a plan showing it: an atomic update keeps all of it."""
+
     def start(self, targets: Targets, handle: Any) -> None:
-        """Puts the load format in place.  The session is active, nothing is written yet."""
+        """Puts the load format in place.  The session is active, nothing is written yet.
+
+        An error that is no HookError gives the reload up: nothing was changed.
+        """
 
     def lists(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
         """The targets as plans see them."""
@@ -36,18 +44,27 @@ class Mode(Protocol):
         """The call is over; ``met`` are targets that it touched."""
 
     def complete(self, targets: Targets, handle: Any, partial: bool) -> None:
-        """Every byte of the load format is there; an error fails the session."""
+        """Every name is there; constants and what else comes last are not."""
 
     def finish(self, targets: Targets) -> None:
         """Puts the kernel format in place.  The session is idle again."""
 
-    def abort(self, targets: Targets) -> None:
-        """The reload was given up, or has failed."""
+    def abort(self, targets: Targets, outcome: str) -> None:
+        """The reload was given up or has failed.
+
+        ``outcome``: ``put back``: every byte and layout is as before the start; ``untouched``: no
+        byte was written after `start`, so what that did is to be undone; ``undefined``: neither.
+        """
 
 
 def make_mode(
-    name: str, *, defer_processing: bool = False, max_staging_bytes: int | None = None
+    name: str,
+    before: Mode | None = None,
+    *,
+    defer_processing: bool = False,
+    max_staging_bytes: int | None = None,
 ) -> Mode:
+    """``before``: the mode of the last reload of the same model."""
     if name == "layerwise":
         return Layerwise(defer_processing=defer_processing, max_staging_bytes=max_staging_bytes)
     if defer_processing or max_staging_bytes is not None:
@@ -55,4 +72,4 @@ def make_mode(
             "`defer_processing` and `max_staging_bytes` belong to mode='layerwise'; the mode is "
             f"{name!r}"
         )
-    return Direct()
+    return Direct(before)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._library import classes
 from ._modes import Mode, make_mode
+from ._places import Places
 from .targets import Model, Targets, as_targets
 
 if TYPE_CHECKING:
@@ -20,8 +21,26 @@ class Session:
     def __init__(self, model: Model) -> None:
         self.handle: Any = classes.ReloadSession()
         self.mode: Mode = make_mode("direct")
+        # Of an atomic update that is active; None in any other state.
+        self.places: Places | None = None
         self._model = weakref.ref(model)
         self._known: LoadPlan | None = None
+
+    def settle(self) -> None:
+        """After an error or an abort: where that ended the reload, the mode ends as well."""
+        if self.state == "active":
+            return
+        places, self.places = self.places, None
+        targets = self.targets
+        written = self.handle.may_have_written()
+        if places is not None and not written:
+            self.mode.abort(targets, "put back")
+            places.put_back(targets)
+            return
+        try:
+            self.mode.abort(targets, "undefined" if written else "untouched")
+        except Exception as error:
+            self.handle.hook_failed(str(error), *targets.lists())
 
     @property
     def targets(self) -> Targets:
@@ -32,7 +51,7 @@ class Session:
 
     @property
     def state(self) -> str:
-        return str(self.handle.report()[0])
+        return str(self.handle.state())
 
     def know(self, plan: LoadPlan) -> None:
         """An engine that writes through destinations finishes without naming the plan again."""
@@ -73,11 +92,3 @@ def session_of(model: Model, *, create: bool = False) -> Session:
         if create:
             _sessions[model] = session
     return session
-
-
-def require_active(model: Model) -> None:
-    if session_of(model).state != "active":
-        raise RuntimeError(
-            "`plan_loads` needs an active reload of this model; call it between `start_reload` "
-            "and `finish_reload`"
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from ._library import DTYPE_OF
 from ._passes import explore, make_tracer, run_passes, trace_fallback_call
-from ._sessions import require_active, session_of
+from ._sessions import Session, session_of
 from .metadata import ParamMeta, Source, metadata
 from .targets import Model, Targets, as_targets
 
@@ -88,7 +89,7 @@ class LoadPlan:
         handle: Any,
         metas: list[ParamMeta],
         placement: Any,
-        session: Any,
+        session: Session | None,
         trace_seconds: float,
         rebound: tuple[str, ...] = (),
     ) -> None:
@@ -96,7 +97,8 @@ class LoadPlan:
         self._metas = metas
         self._index = {meta.name: index for index, meta in enumerate(metas)}
         self._placement = placement
-        self._session = session
+        # Weakly: the session knows its last plan, and both go with the model.
+        self._session = weakref.ref(session) if session is not None else lambda: None
         self._rebound = rebound
         self._entries = _Entries(handle, metas, self._index)
         self.trace_seconds = trace_seconds
@@ -141,18 +143,27 @@ class LoadPlan:
         between `start_reload` and `finish_reload`.
         """
         dest = self._handle.dest(self._position(name))
-        return None if dest is None else list(zip(_boxes(dest[0]), dest[1], strict=True))
+        if dest is None:
+            return None
+        session = self._session()
+        if dest[1] and session is not None:
+            session.handle.hand_out(self._handle)
+        return list(zip(_boxes(dest[0]), dest[1], strict=True))
 
     def delivered(self, name: str) -> None:
         """Reports that an engine has written ``name`` through `get_dest`, in an active reload."""
         self._position(name)
-        if self._session is None:
+        session = self._session()
+        if session is None:
             raise RuntimeError(
-                f"`{name}` was reported as delivered, but this plan belongs to no reload; "
-                "call `start_reload` before `plan_loads`"
+                f"`{name}` was reported as delivered, but the model of this plan no longer exists"
             )
-        self._session.begin(self)
-        self._session.handle.report_delivered(name)
+        try:
+            session.begin(self)
+            session.handle.report_delivered(name)
+        except (RuntimeError, ValueError):
+            session.settle()
+            raise
 
     def report(self) -> str:
         """Counts, bytes and reasons, for people."""
@@ -303,7 +314,7 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
     check_plannable(model)
     targets = as_targets(model)
     if isinstance(model, nn.Module) or targets.restore is not None:
-        require_active(model)
+        session_of(model).handle.check_plan()
     declared = metadata(metas)
     start = time.perf_counter()
     tracer = make_tracer(targets, declared)

@@ -2,26 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 from torch import Tensor
 
+from ._direct import HookError
 from ._fallback_call import call_loader
 from ._modes import make_mode
+from ._places import Places
 from ._sessions import Session, session_of
 from .plan import LoadPlan, reload_mode
 from .targets import Model, as_targets
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """Bytes of a target that were written, and all that it has."""
+
+    nbytes: int
+    total_nbytes: int
+
+
+@dataclass(frozen=True)
+class UndefinedBytes:
+    """Bytes of a target that a failed update has written, or may have.
+
+    ``ranges`` hold all of them, half-open, in bytes of the storage: the first few, gaps of strided
+    regions included.
+    """
+
+    nbytes: int
+    total_nbytes: int
+    ranges: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
 class Receipt:
-    """What an update did: names in order of arrival, bytes written, seconds since its start."""
+    """What an update did: names in order of arrival, bytes written, seconds since its start.
+
+    ``coverage`` tells for every target how many of its bytes were written.
+    """
 
     names: tuple[str, ...]
     nbytes: int
     seconds: float
+    coverage: Mapping[str, Coverage]
     # Layerwise: the most that was staged, and held on the host for want of room, at one time.
     peak_staging_nbytes: int = 0
     peak_held_nbytes: int = 0
@@ -31,14 +61,15 @@ class Receipt:
 class ReloadState:
     """``state`` is idle, active or failed, ``since`` when (seconds since 1970).
 
-    ``landed`` are the names of the current or failed update that have landed; ``undefined`` the
-    targets that a failed update may have left half written; ``error`` is what failed it.
+    ``landed`` are the names of the current or failed update that have landed; ``undefined``, by
+    target, the bytes that failed updates may have left half written; ``error`` is what failed the
+    last update, also where the old bytes of an atomic one are back.
     """
 
     state: str
     since: float
     landed: tuple[str, ...]
-    undefined: tuple[str, ...]
+    undefined: Mapping[str, UndefinedBytes]
     error: str
 
 
@@ -57,36 +88,97 @@ def start_reload(
     `record_metadata_for_reloading` before post-processing.  ``defer_processing`` processes all
     layers at the end; ``max_staging_bytes`` bounds what is staged at one time.
 
-    ``required``: patterns of target names; the first write is refused when one of them is not
-    covered by bytes.
+    ``required``: patterns of target names; the update is refused when one of them is not covered
+    by bytes: before the first write where the plan shows it, after the call of the loader where
+    only that does.
+
+    ``atomic``: every byte that the update overwrites is kept until `finish_reload`.  Whatever
+    fails, and on `abort_reload`, the old bytes come back and the model is idle.  Up to
+    ``LOADPLAN_ATOMIC_MEMORY`` bytes (default: a quarter of the machine's memory) are kept in host
+    memory, those after them in an unnamed file in the directory for temporary files.
     """
-    chosen = make_mode(
-        reload_mode(mode), defer_processing=defer_processing, max_staging_bytes=max_staging_bytes
-    )
-    if atomic:
-        raise NotImplementedError("atomic=True is not available yet; start without it")
     if isinstance(required, str):
         raise TypeError(f"`required` is the string {required!r}; expected a list of patterns")
     targets = as_targets(model)
     session = session_of(model, create=True)
-    session.handle.start([*targets.required, *required])
+    chosen = make_mode(
+        reload_mode(mode),
+        session.mode,
+        defer_processing=defer_processing,
+        max_staging_bytes=max_staging_bytes,
+    )
+    known = session.known._handle if session.known is not None else None
+    patterns = [*targets.required, *required]
+    session.handle.start(patterns, atomic, _undo_memory(), tempfile.gettempdir(), known)
     session.mode = chosen
+    session.places = Places(targets) if atomic else None
+    with _settling(session):
+        if atomic:
+            session.handle.before_hook(*chosen.kept(targets))
+        try:
+            chosen.start(targets, session.handle)
+        except HookError as error:
+            _fail(session, error)
+        except BaseException:
+            # The mode refuses these targets.
+            session.handle.abort()
+            raise
+
+
+def _undo_memory() -> int:
+    value = os.environ.get("LOADPLAN_ATOMIC_MEMORY", "")
+    if not value:
+        return -1
+    if not value.isdigit():
+        raise ValueError(f"LOADPLAN_ATOMIC_MEMORY is {value!r}; expected a number of bytes")
+    return int(value)
+
+
+@contextmanager
+def _settling(session: Session) -> Iterator[None]:
+    """An error may end the reload: then its mode ends as well."""
     try:
-        chosen.start(targets, session.handle)
+        yield
     except BaseException:
-        session.handle.abort()
+        session.settle()
         raise
+
+
+def _fail(session: Session, error: BaseException) -> NoReturn:
+    """What a mode raised fails the session, unless the library has failed it before."""
+    if session.state == "active":
+        text = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
+        try:
+            session.handle.hook_failed(text, *session.targets.lists())
+        except RuntimeError as failure:
+            if isinstance(error, Exception):
+                raise failure from error
+    raise error
+
+
+def _run_hooks(session: Session, step: Callable[[], None]) -> None:
+    with _settling(session):
+        try:
+            step()
+        except BaseException as error:
+            _fail(session, error)
 
 
 def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Lands checkpoint tensors as ``plan`` says; may be called again, bucket by bucket.
 
     Each tensor is used before the next one is asked for, so that a sender may reuse its memory.
+    Of a list or a mapping the names that go through the loader come first: what only the loader
+    can say fails before other names have landed.
     """
     session = session_of(model)
-    session.begin(plan)
     mode, handle, targets = session.mode, session.handle, session.targets
-    with putting_back(session):
+
+    def landed() -> None:
+        _run_hooks(session, lambda: mode.landed(targets, handle))
+
+    with _settling(session):
+        session.begin(plan)
         if isinstance(weights, Collection) and not mode.per_name:
             names: list[str] = []
             tensors: list[Tensor] = []
@@ -94,27 +186,19 @@ def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tens
                 _check_item(name, tensor)
                 names.append(name)
                 tensors.append(tensor)
-            handle.deliver_all(names, tensors)
+            handle.deliver_fallbacks(names, tensors)
+            if handle.fallback_call_ready():
+                call_loader(session)
+            handle.deliver_planned(names, tensors)
         else:
             for name, tensor in weights:
                 _check_item(name, tensor)
                 handle.deliver(name, tensor)
                 if mode.per_name:
-                    mode.landed(targets, handle)
-        if handle.eager_ready():
-            call_loader(session)
-        mode.landed(targets, handle)
-
-
-@contextmanager
-def putting_back(session: Session) -> Iterator[None]:
-    """Whatever fails the session leaves the kernel tensors on the model."""
-    try:
-        yield
-    except BaseException:
-        if session.state == "failed":
-            session.mode.abort(session.targets)
-        raise
+                    landed()
+            if handle.fallback_call_ready():
+                call_loader(session)
+    landed()
 
 
 def _check_item(name: object, tensor: object) -> None:
@@ -131,34 +215,42 @@ def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Rece
     the names of a selective update.
     """
     session = session_of(model)
-    targets = session.targets
-    if session.known is not None and session.state == "active":
-        session.begin_known()
-    mode, handle = session.mode, session.handle
-    with putting_back(session):
-        names, tensors = mode.lists(targets)
-        handle.prepare_finish(None if partial is None else list(partial), names, tensors)
-        if handle.needs_eager_call():
+    mode, handle, targets = session.mode, session.handle, session.targets
+    with _settling(session):
+        if session.known is not None and session.state == "active":
+            session.begin_known()
+        listed = None if partial is None else list(partial)
+        handle.prepare_finish(listed, *mode.lists(targets))
+        if handle.needs_fallback_call():
             call_loader(session)
-        mode.complete(targets, handle, partial is not None)
-        done = _receipt(session)
-    mode.finish(targets)
-    return done
-
-
-def _receipt(session: Session) -> Receipt:
-    names, nbytes, seconds, staged, held = session.handle.finish()
-    return Receipt(tuple(names), nbytes, seconds, staged, held)
+    _run_hooks(session, lambda: mode.complete(targets, handle, partial is not None))
+    with _settling(session):
+        handle.complete()
+    _run_hooks(session, lambda: mode.finish(targets))
+    names, nbytes, seconds, covered, numbers, staged, held = handle.finish()
+    session.places = None
+    coverage = map(Coverage, numbers[::2], numbers[1::2])
+    by_target = dict(zip(covered, coverage, strict=True))
+    return Receipt(tuple(names), nbytes, seconds, by_target, staged, held)
 
 
 def abort_reload(model: Model) -> None:
-    """Gives the update up.  Before its first write the model is idle again, after it failed."""
+    """Gives the update up.
+
+    Before its first write, and where it is atomic, the model is idle again and holds its old
+    bytes; else it has failed.
+    """
     session = session_of(model)
     session.handle.abort()
-    session.mode.abort(session.targets)
+    session.settle()
 
 
 def state(model: Model) -> ReloadState:
     """Where the reload of ``model`` stands."""
-    status, since, landed, undefined, error = session_of(model).handle.report()
-    return ReloadState(status, since, tuple(landed), tuple(undefined), error)
+    status, since, error, landed, names, numbers, ranges = session_of(model).handle.report()
+    undefined = {}
+    items = iter(ranges)
+    for name, nbytes, total in zip(names, numbers[::2], numbers[1::2], strict=True):
+        spans = tuple((next(items), next(items)) for _ in range(next(items)))
+        undefined[name] = UndefinedBytes(nbytes, total, spans)
+    return ReloadState(status, since, tuple(landed), undefined, error)

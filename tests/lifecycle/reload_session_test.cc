@@ -88,6 +88,10 @@ TEST_F(ReloadSessionTest, FinishesACompleteUpdate) {
     ExpectNewBytes();
     EXPECT_THAT(receipt_.names, ElementsAre("b", "x", "a"));
     EXPECT_EQ(receipt_.nbytes, 36);
+    ASSERT_EQ(receipt_.coverage.size(), 2U);
+    EXPECT_EQ(receipt_.coverage[0].name, "w");
+    EXPECT_EQ(receipt_.coverage[0].nbytes, 24);
+    EXPECT_EQ(receipt_.coverage[1].nbytes, 12);
     EXPECT_GE(receipt_.seconds, 0);
     EXPECT_EQ(state(), SessionState::kIdle);
     log_.target(0).fill_(3);
@@ -142,8 +146,31 @@ TEST_F(ReloadSessionTest, ABadArrivalWritesNothingOfItsNameAndFails) {
   const SessionReport report = session_.report();
   EXPECT_EQ(report.state, SessionState::kFailed);
   EXPECT_THAT(report.landed, ElementsAre("b"));
-  EXPECT_THAT(report.undefined, ElementsAre("v", "w"));
+  EXPECT_THAT(report.undefined, IsEmpty());
+  EXPECT_THAT(report.error, HasSubstr("no byte of the model was written"));
   EXPECT_THAT(report.error, HasSubstr("`x` arrived"));
+}
+
+TEST_F(ReloadSessionTest, AFailureTellsWhichBytesAreUndefined) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("x", x_), IsOk());
+  ASSERT_THAT(session_.Deliver("b", b_), IsOk());
+  EXPECT_THAT(session_.Deliver("b", b_), StatusIs(kInvalid, HasSubstr("undefined until")));
+  const std::vector<TargetBytes> undefined = session_.report().undefined;
+  ASSERT_EQ(undefined.size(), 1U);
+  EXPECT_EQ(undefined[0].name, "w");
+  EXPECT_EQ(undefined[0].nbytes, 12);
+  EXPECT_EQ(undefined[0].total_nbytes, 24);
+  EXPECT_THAT(undefined[0].ranges, ElementsAre(ByteRange{0, 12}));
+}
+
+TEST_F(ReloadSessionTest, AbortBeforeTheFirstWriteIsHarmless) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("b", b_), IsOk());  // waits for `a`
+  ASSERT_THAT(session_.Deliver("unused", at::zeros({5})), IsOk());
+  ASSERT_THAT(session_.Abort(), IsOk());
+  EXPECT_EQ(state(), SessionState::kIdle);
+  ExpectOldBytes();
 }
 
 TEST_F(ReloadSessionTest, NamesThatAreUndeclaredOrComeTwiceAreBadArrivals) {
@@ -222,6 +249,7 @@ TEST_F(ReloadSessionTest, APartialUpdateTakesTheNamesOfItsList) {
   EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("did not arrive: `a`, `b`")));
   partial_ = {"x"};
   ASSERT_THAT(Finish(), IsOk());
+  EXPECT_EQ(receipt_.coverage[1].nbytes, 0);
   EXPECT_TRUE(at::equal(log_.target(0), at::cat({x_, at::zeros({1, 3})})));
   EXPECT_TRUE(at::equal(log_.target(1), at::full({3}, 77.f)));
 }
@@ -232,7 +260,7 @@ TEST_F(ReloadSessionTest, ARequiredTargetMustBeCovered) {
   const View v_view = bare.Target("v", {2});
   bare.Copy(v_view, bare.Source("x", {2}));
   const auto plan = bare.Bind().value();
-  ASSERT_THAT(session_.Start({"*"}), IsOk());
+  ASSERT_THAT(session_.Start({.required = {"*"}}), IsOk());
   EXPECT_THAT(session_.Begin(plan, bare.live()), StatusIs(kPrecondition, HasSubstr("`w` (8 of 8")));
   EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("`*` is required")));
   EXPECT_THAT(session_.Abort(), IsOk());
@@ -272,38 +300,91 @@ TEST_F(ReloadSessionTest, AnEngineThatReportsNothingIsTrustedWhereItCouldHaveWri
   EXPECT_THAT(Finish(), IsOk());
 }
 
+TEST_F(ReloadSessionTest, AnEngineThatReportsNothingMayHaveWrittenWhenItAborts) {
+  plan_->gave_destinations = true;
+  StartAndBegin();
+  ASSERT_THAT(session_.Abort(), IsOk());
+  EXPECT_EQ(state(), SessionState::kFailed);
+  ASSERT_EQ(session_.report().undefined.size(), 1U);
+  EXPECT_EQ(session_.report().undefined[0].nbytes, 12);
+}
+
+TEST_F(ReloadSessionTest, WhileHooksRunOnlyTheEndIsAllowed) {
+  StartAndBegin();
+  DeliverAll();
+  ASSERT_THAT(session_.PrepareFinish(partial_, log_.live()), IsOk());
+  ASSERT_THAT(session_.Complete(), IsOk());
+  EXPECT_THAT(session_.Deliver("x", x_), StatusIs(kPrecondition, HasSubstr("runs the hooks")));
+  EXPECT_THAT(session_.Start({}), StatusIs(kPrecondition, HasSubstr("called before")));
+  ASSERT_THAT(Finish(), IsOk());
+  ExpectNewBytes();
+}
+
+TEST_F(ReloadSessionTest, AHookThatRaisesLeavesEveryTargetUndefined) {
+  StartAndBegin();
+  EXPECT_THAT(
+      session_.HookFailed("the hook `restore` raised", log_.live()),
+      StatusIs(kPrecondition, AllOf(HasSubstr("`restore` raised"), HasSubstr("undefined until"))));
+  EXPECT_EQ(state(), SessionState::kFailed);
+  EXPECT_TRUE(session_.MayHaveWritten());
+  ASSERT_EQ(session_.report().undefined.size(), 2U);
+  EXPECT_EQ(session_.report().undefined[1].nbytes, 24);
+}
+
 // ---------------------------------------------------------------- plans with fallbacks
-class EagerSessionTest : public ReloadSessionTest {
+class FallbackSessionTest : public ReloadSessionTest {
  protected:
-  EagerSessionTest() {
+  FallbackSessionTest() {
     log_.log().input().fallbacks.emplace_back(0, "it reads a value");
     plan_ = log_.Bind().value();
   }
-  void DeliverEveryName() {
-    DeliverAll();
-    ASSERT_THAT(session_.Deliver("unused", at::zeros({5})), IsOk());
+  // Row 0 of `w`: what the loader does with `x`.
+  std::vector<TargetRegion> WrittenByLoader() const {
+    return {{0, StridedLayout::Unchecked(0, {12}, {1}, 1)}};
+  }
+  void CallLoader() {
+    const auto call = session_.TakeFallbackCall();
+    ASSERT_THAT(call.status(), IsOk());
+    for (const auto& [name, tensor] : *call) log_.target(0).narrow(0, 0, 1).copy_(tensor);
   }
 };
 
-TEST_F(EagerSessionTest, CollectsTheFallbackNamesForOneCall) {
+TEST_F(FallbackSessionTest, CollectsTheFallbackNamesForOneCall) {
   StartAndBegin();
   ASSERT_THAT(session_.Deliver("b", b_), IsOk());
-  EXPECT_FALSE(session_.EagerReady());
-  EXPECT_FALSE(session_.NeedsEagerCall());
+  EXPECT_FALSE(session_.FallbackCallReady());
+  EXPECT_FALSE(session_.NeedsFallbackCall());
   ASSERT_THAT(session_.Deliver("x", x_), IsOk());
-  EXPECT_TRUE(session_.EagerReady());
-  EXPECT_TRUE(session_.NeedsEagerCall());
+  EXPECT_THAT(session_.report().landed, ElementsAre("b"));
+  EXPECT_TRUE(session_.FallbackCallReady());
+  EXPECT_TRUE(session_.NeedsFallbackCall());
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : session_.TakeEagerCall()) names.push_back(name);
+  for (const auto& [name, tensor] : session_.TakeFallbackCall().value()) names.push_back(name);
   EXPECT_THAT(names, ElementsAre("x"));
-  EXPECT_FALSE(session_.NeedsEagerCall());
-  ASSERT_THAT(session_.EagerDone("", log_.live()), IsOk());
+  EXPECT_FALSE(session_.NeedsFallbackCall());
+  ASSERT_THAT(session_.FallbackCallDone("", WrittenByLoader(), log_.live()), IsOk());
+  EXPECT_THAT(session_.report().landed, ElementsAre("b", "x"));
   ASSERT_THAT(session_.Deliver("a", a_), IsOk());
   ASSERT_THAT(Finish(), IsOk());
   EXPECT_EQ(receipt_.names.size(), 3U);
+  EXPECT_EQ(receipt_.coverage[0].nbytes, 24);
 }
 
-TEST_F(EagerSessionTest, ARefusedArrivalOrAnAbortWritesNothing) {
+TEST_F(FallbackSessionTest, TakesTheFallbackNamesOfABucketFirst) {
+  StartAndBegin();
+  const std::vector<std::string> names = {"a", "x", "b"};
+  const std::vector<at::Tensor> tensors = {a_, x_, b_};
+  ASSERT_THAT(session_.DeliverFallbacks(names, tensors), IsOk());
+  EXPECT_TRUE(session_.FallbackCallReady());
+  EXPECT_THAT(session_.report().landed, IsEmpty());
+  CallLoader();
+  ASSERT_THAT(session_.FallbackCallDone("", WrittenByLoader(), log_.live()), IsOk());
+  ASSERT_THAT(session_.DeliverPlanned(names, tensors), IsOk());
+  ASSERT_THAT(Finish(), IsOk());
+  ExpectNewBytes();
+}
+
+TEST_F(FallbackSessionTest, ARefusedArrivalOrAnAbortWritesNothing) {
   StartAndBegin();
   ASSERT_THAT(session_.Deliver("x", x_), IsOk());
   ASSERT_THAT(session_.Abort(), IsOk());
@@ -311,31 +392,76 @@ TEST_F(EagerSessionTest, ARefusedArrivalOrAnAbortWritesNothing) {
   StartAndBegin();
   ASSERT_THAT(session_.Deliver("x", x_), IsOk());
   EXPECT_THAT(session_.Deliver("x", x_),
-              StatusIs(kInvalid, HasSubstr("1 of 4 names had arrived: `x`")));
+              StatusIs(kInvalid, HasSubstr("1 of 4 names had arrived for load_weights: `x`")));
   EXPECT_THAT(session_.report().undefined, IsEmpty());
   ExpectOldBytes();
 }
 
-TEST_F(EagerSessionTest, TheLoadersErrorFailsTheSession) {
+TEST_F(FallbackSessionTest, TheLoadersErrorFailsTheSession) {
   StartAndBegin();
-  DeliverEveryName();
-  session_.TakeEagerCall();
-  EXPECT_THAT(session_.EagerDone("KeyError: 'z'", log_.live()),
+  DeliverAll();
+  ASSERT_THAT(session_.TakeFallbackCall().status(), IsOk());
+  EXPECT_THAT(session_.FallbackCallDone("KeyError: 'z'", WrittenByLoader(), log_.live()),
               StatusIs(kPrecondition,
                        AllOf(HasSubstr("raised KeyError: 'z'"), HasSubstr("undefined until"))));
-  EXPECT_THAT(session_.report().undefined, ElementsAre("v", "w"));
+  const std::vector<TargetBytes> undefined = session_.report().undefined;
+  ASSERT_EQ(undefined.size(), 2U);
+  EXPECT_EQ(undefined[0].name, "v");
+  EXPECT_EQ(undefined[0].nbytes, 12);
+  EXPECT_EQ(undefined[1].nbytes, 12);
+  // The same plan makes it good, where its loader writes those bytes again.
+  for (const bool again : {false, true}) {
+    StartAndBegin();
+    DeliverAll();
+    CallLoader();
+    const auto written = again ? WrittenByLoader() : std::vector<TargetRegion>();
+    const absl::Status status = session_.FallbackCallDone("", written, log_.live());
+    if (again) {
+      ASSERT_THAT(status, IsOk());
+    } else {
+      EXPECT_THAT(status, StatusIs(kPrecondition, HasSubstr("left bytes of `w` undefined")));
+    }
+  }
+  ASSERT_THAT(Finish(), IsOk());
+  ExpectNewBytes();
 }
 
-TEST_F(EagerSessionTest, ALoaderThatMovesATargetFailsTheSession) {
+TEST_F(FallbackSessionTest, ACallThatNeverCameBackLeavesEverythingUndefined) {
   StartAndBegin();
-  DeliverEveryName();
-  session_.TakeEagerCall();
+  DeliverAll();
+  CallLoader();
+  ASSERT_THAT(session_.Abort(), IsOk());
+  EXPECT_EQ(session_.report().undefined.size(), 2U);
+  EXPECT_EQ(session_.report().undefined[1].nbytes, 24);
+}
+
+TEST_F(FallbackSessionTest, ARequiredTargetMustBeCoveredByTheCall) {
+  for (const bool covers : {false, true}) {
+    ASSERT_THAT(session_.Start({.required = {"w"}}), IsOk());
+    ASSERT_THAT(Begin(), IsOk());
+    DeliverAll();
+    CallLoader();
+    const auto written = covers ? WrittenByLoader() : std::vector<TargetRegion>();
+    const absl::Status status = session_.FallbackCallDone("", written, log_.live());
+    if (covers) {
+      ASSERT_THAT(status, IsOk());
+    } else {
+      EXPECT_THAT(status, StatusIs(kPrecondition, HasSubstr("`w` (12 of 24 bytes)")));
+    }
+  }
+  EXPECT_THAT(Finish(), IsOk());
+}
+
+TEST_F(FallbackSessionTest, ALoaderThatMovesATargetFailsTheSession) {
+  StartAndBegin();
+  DeliverAll();
+  ASSERT_THAT(session_.TakeFallbackCall().status(), IsOk());
   log_.live()[0].tensor = log_.target(0).clone();
-  EXPECT_THAT(session_.EagerDone("", log_.live()),
+  EXPECT_THAT(session_.FallbackCallDone("", {}, log_.live()),
               StatusIs(kPrecondition, HasSubstr("`w` has moved")));
 }
 
-TEST_F(EagerSessionTest, DoesNotFinishBeforeTheCall) {
+TEST_F(FallbackSessionTest, DoesNotFinishBeforeTheCall) {
   StartAndBegin();
   DeliverAll();
   EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("has not been made")));

@@ -44,17 +44,33 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Values(
         TransitionCase{"IdleStart", kIdle, SessionEvent::kStart, ""},
         TransitionCase{"IdleLoad", kIdle, SessionEvent::kLoad, "needs an active reload"},
+        TransitionCase{"IdlePlan", kIdle, SessionEvent::kPlan, "needs an active reload of this"},
+        TransitionCase{"IdleReport", kIdle, SessionEvent::kReport, "`delivered` needs an active"},
         TransitionCase{"IdleFinish", kIdle, SessionEvent::kFinish, "nothing to finish"},
         TransitionCase{"IdleAbort", kIdle, SessionEvent::kAbort, "nothing to abort"},
         TransitionCase{"ActiveStart", kActive, SessionEvent::kStart, "called before"},
+        TransitionCase{"ActivePlan", kActive, SessionEvent::kPlan, ""},
+        TransitionCase{"ActiveReport", kActive, SessionEvent::kReport, ""},
         TransitionCase{"ActiveLoad", kActive, SessionEvent::kLoad, ""},
         TransitionCase{"ActiveFinish", kActive, SessionEvent::kFinish, ""},
         TransitionCase{"ActiveAbort", kActive, SessionEvent::kAbort, ""},
         TransitionCase{"FailedStart", kFailed, SessionEvent::kStart, ""},
         TransitionCase{"FailedLoad", kFailed, SessionEvent::kLoad, "cannot go on after a failure"},
+        TransitionCase{"FailedPlan", kFailed, SessionEvent::kPlan, "the last one failed"},
+        TransitionCase{"FailedReport", kFailed, SessionEvent::kReport, "cannot go on after"},
         TransitionCase{"FailedFinish", kFailed, SessionEvent::kFinish, "cannot finish a failed"},
         TransitionCase{"FailedAbort", kFailed, SessionEvent::kAbort, "cannot undo a failed"}),
     [](const auto& test) { return test.param.name; });
+
+TEST(SessionStateTest, WhileHooksRunOnlyTheEndIsAllowed) {
+  for (const SessionEvent event :
+       {SessionEvent::kStart, SessionEvent::kPlan, SessionEvent::kLoad, SessionEvent::kReport}) {
+    EXPECT_THAT(CheckWhileFinishing(event), StatusIs(absl::StatusCode::kFailedPrecondition,
+                                                     HasSubstr(std::string(ToString(event)))));
+  }
+  EXPECT_THAT(CheckWhileFinishing(SessionEvent::kFinish), IsOk());
+  EXPECT_THAT(CheckWhileFinishing(SessionEvent::kAbort), IsOk());
+}
 
 TEST(SessionStateTest, StatesPrintAsTheyAreReported) {
   EXPECT_EQ(ToString(kIdle), "idle");

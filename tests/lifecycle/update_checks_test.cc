@@ -32,34 +32,42 @@ std::shared_ptr<const BoundPlan> HalfCovered() {
 
 TEST(CheckRequiredTest, AcceptsWhatIsCovered) {
   const std::vector<std::string> required = {"*.w"};
-  EXPECT_THAT(CheckRequired(HalfCovered()->plan(), required), IsOk());
+  EXPECT_THAT(CheckRequired(*HalfCovered()->traced, required), IsOk());
 }
 
 TEST(CheckRequiredTest, NamesWhatIsNot) {
   const std::vector<std::string> required = {"layers.*"};
-  EXPECT_THAT(CheckRequired(HalfCovered()->plan(), required),
+  EXPECT_THAT(CheckRequired(*HalfCovered()->traced, required),
               StatusIs(absl::StatusCode::kFailedPrecondition,
-                       AllOf(HasSubstr("1 required target(s) without bytes"),
+                       AllOf(HasSubstr("1 required target(s) are left without bytes"),
                              HasSubstr("`layers.0.v` (16 of 32 bytes)"))));
 }
 
 TEST(CheckRequiredTest, RefusesAPatternThatNamesNothing) {
   const std::vector<std::string> required = {"layer.*"};
-  EXPECT_THAT(CheckRequired(HalfCovered()->plan(), required),
+  EXPECT_THAT(CheckRequired(*HalfCovered()->traced, required),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("`layer.*` names no target")));
 }
 
-TEST(CheckUndefinedTest, AcceptsAPlanThatLeavesNoMore) {
-  EXPECT_THAT(CheckUndefined(HalfCovered()->plan(), {{"layers.0.w", 0}, {"layers.0.v", 16}}),
-              IsOk());
-}
-
-TEST(CheckUndefinedTest, RefusesAPlanThatLeavesMore) {
-  EXPECT_THAT(CheckUndefined(HalfCovered()->plan(), {{"layers.0.v", 0}}),
-              StatusIs(absl::StatusCode::kFailedPrecondition,
-                       HasSubstr("left bytes of `layers.0.v` undefined")));
-  EXPECT_THAT(CheckUndefined(HalfCovered()->plan(), {{"gone", 0}}),
-              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("`gone`")));
+TEST(CheckRequiredTest, BytesOfAFallbackAreMissedOnlyWhereATraceShowsThem) {
+  const auto bound = HalfCovered();
+  LiveLog log;
+  log.Target("w", {2});
+  const View v = log.Target("v", {2});
+  log.Copy(v, log.Source("x", {2}));
+  log.log().input().fallbacks.emplace_back(0, "it reads a value");
+  const auto with_fallback = log.Bind().value();
+  const std::vector<std::string> required = {"w"};
+  EXPECT_THAT(CheckRequired(*with_fallback->traced, required), IsOk());
+  WrittenBytes written = WrittenBytes::OfPlan(with_fallback->plan());
+  const auto& targets = with_fallback->plan().targets();
+  EXPECT_THAT(CheckRequiredWritten(targets, written, required),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("`w` (8 of 8 bytes)")));
+  written.Add(0, StridedLayout::Unchecked(0, {4}, {1}, 1));
+  EXPECT_THAT(CheckRequiredWritten(targets, written, required),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("`w` (4 of 8 bytes)")));
+  written.Add(0, StridedLayout::Unchecked(4, {4}, {1}, 1));
+  EXPECT_THAT(CheckRequiredWritten(targets, written, required), IsOk());
 }
 
 TEST(CheckWholeTest, WantsAllNamesOfAProgramOrNone) {

@@ -499,3 +499,39 @@ def test_verify_is_for_direct_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOADPLAN_RELOAD_MODE", "layerwise")
     with pytest.raises(RuntimeError, match="not in load format in mode layerwise"):
         loadplan.verify(model, plan, model_checkpoint(["norm"], 1))
+
+
+@pytest.mark.parametrize("fault", ["layer 0", "layer 1", "layer 3", "arrival", "abort"])
+def test_an_atomic_reload_that_ends_badly_leaves_the_old_bytes(fault: str) -> None:
+    kinds = ALL
+    model = ready(kinds)
+    before, places = copy.deepcopy(model), models.addresses(model)
+    plan = plan_of(model, model_checkpoint(kinds, 0))
+    items = list(model_checkpoint(kinds, 1).items())
+
+    def fails() -> None:
+        raise ValueError("no kernel for this")
+
+    layers = [layer for layer in model.modules() if hasattr(layer, "process_weights_after_loading")]
+    if fault.startswith("layer"):
+        layers[int(fault[-1])].process_weights_after_loading = fails
+    elif fault == "arrival":
+        items[-1] = (items[-1][0], torch.zeros(99))
+    start(model, atomic=True)
+    if fault == "abort":
+        loadplan.load_planned(model, plan, items)
+        loadplan.abort_reload(model)
+    else:
+        with pytest.raises((RuntimeError, ValueError), match="idle as before"):
+            loadplan.load_planned(model, plan, items)
+            loadplan.finish_reload(model)
+    assert loadplan.state(model).state == "idle"
+    assert models.different(before, model) == []
+    assert models.addresses(model) == places
+    for layer in layers:
+        vars(layer).pop("process_weights_after_loading", None)
+    checkpoint = model_checkpoint(kinds, 2)
+    receipt = update(model, plan, list(checkpoint.items()), atomic=True)
+    assert models.different(models.eager(kinds, checkpoint), model) == []
+    covered = receipt.coverage["layers.0.weight"]
+    assert covered.nbytes == covered.total_nbytes > 0

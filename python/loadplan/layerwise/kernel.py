@@ -297,6 +297,15 @@ def _copy_elements(to: Tensor, source: Tensor) -> None:
     to.copy_(source)
 
 
+def kernel_tensors(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Everything with memory that stands on a layer now."""
+    kernel = Kernel.of(layer)
+    held = {name: copy for name, (_, copy) in kernel.plain.items()}
+    for name, value in (*kernel.parameters.items(), *kernel.buffers.items(), *held.items()):
+        for path, tensor in _inner(value):
+            yield f"{name}{path}", tensor
+
+
 def storages_of(kernel: Kernel) -> set[int]:
     plain = (held for _, held in kernel.plain.values())
     found = (*kernel.parameters.values(), *kernel.buffers.values(), *plain)

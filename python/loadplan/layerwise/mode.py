@@ -17,6 +17,7 @@ from .kernel import (
     Kernel,
     ShapeChanged,
     copy_results,
+    kernel_tensors,
     put_load_format,
     results,
     storages_of,
@@ -68,6 +69,15 @@ class Layerwise:
     ) -> None:
         self.defer_processing = defer_processing
         self.max_staging_bytes = max_staging_bytes
+
+    def kept(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
+        """Every kernel tensor, those in plain attributes included."""
+        names, tensors = [], []
+        for path, module in _module(targets).named_modules():
+            for name, tensor in kernel_tensors(module):
+                names.append(f"{path}.{name}")
+                tensors.append(tensor.detach())
+        return names, tensors
 
     def start(self, targets: Targets, handle: Any) -> None:
         """Puts the load format on meta in place.  Layers where it is already are left alone."""
@@ -185,8 +195,10 @@ class Layerwise:
     def finish(self, targets: Targets) -> None:
         vars(_module(targets)).pop(ACTIVE, None)
 
-    def abort(self, targets: Targets) -> None:
+    def abort(self, targets: Targets, outcome: str) -> None:
         """Puts the kernel tensors back; what was staged is lost."""
+        if not isinstance(targets.targets, nn.Module):
+            return
         active = vars(_module(targets)).pop(ACTIVE, None)
         for layer in active.layers if active is not None else ():
             if layer.has_kernel:

@@ -1,0 +1,102 @@
+#include "lifecycle/undefined_bytes.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "geometry/overlap.h"
+#include "plan/coverage.h"
+
+namespace loadplan {
+namespace {
+
+// The first name of each storage.
+absl::flat_hash_map<StorageId, std::string> NamesOf(std::span<const TargetTensor> targets) {
+  absl::flat_hash_map<StorageId, std::string> names;
+  for (const TargetTensor& target : targets) names.emplace(target.storage, target.name);
+  return names;
+}
+
+Index UntouchedOf(const std::vector<StridedLayout>& layouts,
+                  std::span<const StridedLayout> regions) {
+  const std::vector<Index> untouched = UntouchedNbytes(layouts, {regions.begin(), regions.end()});
+  return std::accumulate(untouched.begin(), untouched.end(), Index{0});
+}
+
+}  // namespace
+
+void UndefinedBytes::Clear() {
+  regions_.clear();
+  per_target_.clear();
+}
+
+void UndefinedBytes::Add(std::span<const TargetTensor> targets, const WrittenBytes& written) {
+  const auto names = NamesOf(targets);
+  for (const auto& [storage, name] : names) {
+    const std::span<const StridedLayout> added = written.Of(storage);
+    if (added.empty()) continue;
+    std::vector<StridedLayout>& regions = regions_[name];
+    const std::vector<StridedLayout> before = regions;
+    for (const StridedLayout& region : added) {
+      // A model that fails again and again must not grow the list.
+      if (before.empty() || UntouchedOf({region}, before) > 0) regions.push_back(region);
+    }
+  }
+  WrittenBytes all;
+  for (const auto& [storage, name] : names) {
+    const auto found = regions_.find(name);
+    if (found == regions_.end()) continue;
+    for (const StridedLayout& region : found->second) all.Add(storage, region);
+  }
+  per_target_.clear();
+  for (TargetBytes& target : all.PerTarget(targets)) {
+    if (target.nbytes > 0) per_target_.push_back(std::move(target));
+  }
+  std::ranges::sort(per_target_, {}, &TargetBytes::name);
+}
+
+absl::Status UndefinedBytes::CheckCovered(std::span<const TargetTensor> targets,
+                                          const WrittenBytes& written) const {
+  absl::flat_hash_map<std::string_view, StorageId> storage_of;
+  for (const TargetTensor& target : targets) storage_of.emplace(target.name, target.storage);
+  for (const auto& [name, regions] : regions_) {
+    const auto found = storage_of.find(name);
+    if (found != storage_of.end() && UntouchedOf(regions, written.Of(found->second)) == 0) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("a failed update left bytes of `", name,
+                     "` undefined, and this plan does not write them all; use the plan of the "
+                     "failed update, or one that covers as much"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status UndefinedBytes::CheckNotRead(const LoadPlan& plan) const {
+  if (regions_.empty()) return absl::OkStatus();
+  const auto names = NamesOf(plan.targets());
+  absl::Status status;
+  const auto check = [&](const WriteItem& item) {
+    if (item.origin.kind != OriginKind::kLiveBefore || !status.ok()) return;
+    const std::string& name = names.at(item.origin.index);
+    const auto found = regions_.find(name);
+    if (found == regions_.end()) return;
+    const ByteRange span = item.map.FromSpan();
+    const StridedLayout read =
+        StridedLayout::Unchecked(span.start, {std::max<Index>(span.nbytes(), 0)}, {1}, 1);
+    const bool meets = std::ranges::any_of(
+        found->second, [&](const StridedLayout& region) { return MayShareBytes(region, read); });
+    if (!meets) return;
+    status = absl::FailedPreconditionError(
+        absl::StrCat("this plan computes from the bytes that `", name,
+                     "` held before, which a failed update left undefined; load the model anew"));
+  };
+  for (const WriteItem& item : plan.live_copies()) check(item);
+  for (const Program& program : plan.programs()) {
+    for (const ProgramInput& input : program.inputs) {
+      for (const WriteItem& piece : input.pieces) check(piece);
+    }
+  }
+  return status;
+}
+
+}  // namespace loadplan
