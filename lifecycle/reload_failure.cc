@@ -84,6 +84,7 @@ absl::Status ReloadSession::Fail(absl::Status status) {
   executor_.reset();
   staging_.reset();
   collection_.reset();
+  open_.clear();
   Enter(SessionState::kFailed);
   return status;
 }

@@ -24,6 +24,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "backend/target_set.h"
@@ -102,6 +103,24 @@ class LOADPLAN_API ReloadSession {
   // plain memory. Any error fails the session and lists what has landed.
   absl::Status Deliver(std::string_view name, const at::Tensor& tensor);
   absl::Status Deliver(std::span<const std::string> names, std::span<const at::Tensor> tensors);
+
+  // The same, part by part, several names at a time: BeginParts, its parts, CompleteParts. Checks
+  // and errors as in Deliver; an error of a part fails the session, and so do bytes that are
+  // missing when it is completed. See Note [Parts] in lifecycle/entry_parts.h.
+  absl::Status BeginParts(std::string_view name, at::IntArrayRef shape, at::ScalarType dtype);
+  // `held`: `to` are bytes of the row-major checkpoint tensor, `from` bytes of `from`.
+  absl::Status DeliverPart(std::string_view name, const StridedMap& held, const ByteSide& from);
+  // Where the bytes go, as they are and nowhere else; nullopt where it is not that simple. Whoever
+  // gets a place writes the bytes there and says so, or fails the session.
+  absl::StatusOr<std::optional<ByteSide>> InPlace(std::string_view name, ByteRange bytes);
+  absl::Status DeliveredInPlace(std::string_view name, ByteRange bytes);
+  absl::Status CompleteParts(std::string_view name);
+  // OK where `name` was declared and has not arrived, nor in part; else what BeginParts says.
+  absl::Status CheckArriving(std::string_view name) const;
+  // The sender cannot go on: fails the session with `status` and returns it with what landed.
+  // `status` alone where the session had failed before.
+  absl::Status FailWith(const absl::Status& status);
+
   // An engine has written the name through its destinations.
   absl::Status ReportDelivered(std::string_view name);
 
@@ -141,6 +160,12 @@ class LOADPLAN_API ReloadSession {
 
  private:
   using Names = std::vector<std::int32_t>;
+  // A fallback name is put together; of all others the executor takes care.
+  struct OpenParts {
+    at::Tensor whole;
+    HeldBytes held;
+    Index nbytes = 0;  // landed
+  };
 
   bool has_landed(std::int32_t entry) const { return landed_[static_cast<std::size_t>(entry)]; }
   EntryKind KindOf(std::int32_t entry) const {
@@ -148,12 +173,19 @@ class LOADPLAN_API ReloadSession {
   }
   bool AllFallbacksArrived() const;
   const std::string& NameOf(std::int32_t entry) const;
+  // A declared name that has not arrived; InvalidArgument else.
+  absl::StatusOr<std::int32_t> FindArriving(std::string_view name) const;
   absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);
   absl::Status EnsureBegun();
   // Whether bytes of the entry go to live memory, and not to staged layers only.
   bool WritesLive(std::int32_t entry) const;
   absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
+  // A name that came in as an argument of a call about parts.
+  absl::StatusOr<std::int32_t> OpenEntry(std::string_view name);
+  // Before a byte of an open entry changes a live one.
+  absl::Status EnsureWritable(std::int32_t entry);
+  absl::Status FailInPart(const absl::Status& status, std::int32_t entry);
   absl::StatusOr<Names> PartialNames(const std::vector<std::string>& partial) const;
   Names Missing(const std::optional<Names>& partial) const;
   void Land(std::int32_t entry);
@@ -179,14 +211,15 @@ class LOADPLAN_API ReloadSession {
   std::vector<std::string> required_;
   std::shared_ptr<const BoundPlan> plan_;
   std::optional<StagingSpec> staging_spec_;
-  std::unique_ptr<LayerStaging> staging_;        // null in direct mode
-  std::unique_ptr<PlanExecutor> executor_;       // null where the update is eager
-  std::unique_ptr<EagerCollection> collection_;  // null where it is not
-  std::vector<bool> landed_;                     // per entry
-  Names arrived_;                                // in order
-  bool begun_ = false;                           // the executor has gathered live bytes
-  bool wrote_ = false;                           // a live byte may have changed
-  bool reported_ = false;                        // an engine reports deliveries
+  std::unique_ptr<LayerStaging> staging_;              // null in direct mode
+  std::unique_ptr<PlanExecutor> executor_;             // null where the update is eager
+  std::unique_ptr<EagerCollection> collection_;        // null where it is not
+  std::vector<bool> landed_;                           // per entry
+  Names arrived_;                                      // in order
+  absl::flat_hash_map<std::int32_t, OpenParts> open_;  // entries that arrive in parts
+  bool begun_ = false;                                 // the executor has gathered live bytes
+  bool wrote_ = false;                                 // a live byte may have changed
+  bool reported_ = false;                              // an engine reports deliveries
   bool eager_called_ = false;
   bool prepared_ = false;
   Index eager_nbytes_ = 0;
