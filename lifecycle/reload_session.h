@@ -117,9 +117,6 @@ class LOADPLAN_API ReloadSession {
   absl::Status CompleteParts(std::string_view name);
   // OK where `name` was declared and has not arrived, nor in part; else what BeginParts says.
   absl::Status CheckArriving(std::string_view name) const;
-  // The sender cannot go on: fails the session with `status` and returns it with what landed.
-  // `status` alone where the session had failed before.
-  absl::Status FailWith(const absl::Status& status);
 
   // An engine has written the name through its destinations.
   absl::Status ReportDelivered(std::string_view name);
@@ -144,7 +141,8 @@ class LOADPLAN_API ReloadSession {
   absl::StatusOr<std::vector<ReadyLayers>> OpenLayersForCall();
   // After it: names of targets that it touched.
   void LayersCalled(std::span<const std::string> met);
-  // A step outside the library (post-processing) failed.
+  // A step outside the library (post-processing, a sender) failed: fails the session with `status`
+  // and returns it with what landed; `status` alone where the session is not active.
   absl::Status FailWith(const absl::Status& status);
 
   // Checks that the update is complete; the session stays active if it is not, so that the

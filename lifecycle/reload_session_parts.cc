@@ -142,9 +142,4 @@ absl::Status ReloadSession::CheckArriving(std::string_view name) const {
   return FindArriving(name).status();
 }
 
-absl::Status ReloadSession::FailWith(const absl::Status& status) {
-  const std::lock_guard lock(mutex_);
-  return CheckTransition(state_, SessionEvent::kLoad).ok() ? Fail(status) : status;
-}
-
 }  // namespace loadplan
