@@ -35,18 +35,28 @@ absl::Status CheckDeclared(const SourceTensor& declared, const at::Tensor& tenso
   if (const std::string_view problem = KindProblem(tensor); !problem.empty()) {
     return refuse(std::string(problem));
   }
-  const at::IntArrayRef shape(declared.shape.data(), declared.shape.size());
-  if (tensor.sizes() != shape) {
-    return refuse(absl::StrCat("arrived with shape [", absl::StrJoin(tensor.sizes(), ", "),
-                               "], expected [", absl::StrJoin(shape, ", "),
-                               "]; send it as declared, or declare what is sent and plan again"));
-  }
-  if (tensor.scalar_type() != ToScalarType(declared.dtype)) {
-    return refuse(absl::StrCat("arrived as ", ToDType(tensor.scalar_type()).name.data(),
-                               ", expected ", std::string(declared.dtype.name),
-                               "; send it as declared, or declare what is sent and plan again"));
-  }
+  absl::Status status = CheckDeclaredAs(declared, tensor.sizes(), tensor.scalar_type());
+  if (!status.ok()) return status;
   if (needs_memory && tensor.is_meta()) return refuse("arrived on meta, where it holds no data");
+  return absl::OkStatus();
+}
+
+absl::Status CheckDeclaredAs(const SourceTensor& declared, at::IntArrayRef shape,
+                             at::ScalarType dtype) {
+  const auto refuse = [&](const std::string& what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", declared.name, "` arrived ", what,
+                     "; send it as declared, or declare what is sent and plan again"));
+  };
+  const at::IntArrayRef expected(declared.shape.data(), declared.shape.size());
+  if (shape != expected) {
+    return refuse(absl::StrCat("with shape [", absl::StrJoin(shape, ", "), "], expected [",
+                               absl::StrJoin(expected, ", "), "]"));
+  }
+  if (dtype != ToScalarType(declared.dtype)) {
+    return refuse(absl::StrCat("as ", ToDType(dtype).name.data(), ", expected ",
+                               std::string(declared.dtype.name)));
+  }
   return absl::OkStatus();
 }
 

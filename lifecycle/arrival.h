@@ -18,6 +18,10 @@ namespace loadplan {
 absl::Status CheckDeclared(const SourceTensor& declared, const at::Tensor& tensor,
                            bool needs_memory);
 
+// The same for bytes that come without a tensor around them.
+absl::Status CheckDeclaredAs(const SourceTensor& declared, at::IntArrayRef shape,
+                             at::ScalarType dtype);
+
 // Whether `name` matches a shell pattern. `*` also matches dots.
 bool MatchesPattern(const std::string& pattern, const std::string& name);
 

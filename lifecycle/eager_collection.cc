@@ -23,7 +23,11 @@ std::int32_t Root(std::vector<std::int32_t>& parents, std::int32_t name) {
 void EagerCollection::Add(std::int32_t source, const at::Tensor& tensor) {
   at::Tensor kept = at::empty(tensor.sizes(), tensor.options().device(device_));
   kept.copy_(tensor);
-  arrived_.emplace_back(source, std::move(kept));
+  Give(source, std::move(kept));
+}
+
+void EagerCollection::Give(std::int32_t source, at::Tensor tensor) {
+  arrived_.emplace_back(source, std::move(tensor));
 }
 
 std::vector<std::pair<std::int32_t, at::Tensor>> EagerCollection::Take() {

@@ -25,6 +25,10 @@ class EagerCollection {
   // Keeps bytes of its own: the sender may reuse its buffer. Raises what torch raises.
   void Add(std::int32_t source, const at::Tensor& tensor);
 
+  // Takes a tensor that nobody else holds, on the device.
+  void Give(std::int32_t source, at::Tensor tensor);
+  at::Device device() const { return device_; }
+
   // Tensors that have been added and not been taken.
   std::size_t size() const { return arrived_.size(); }
 

@@ -97,7 +97,6 @@ absl::Status PlanExecutor::Begin() {
 
 absl::Status PlanExecutor::Deliver(std::int32_t entry, const at::Tensor& tensor) {
   const auto pieces = pieces_of_source_.find(entry);
-  const auto waiting = programs_of_source_.find(entry);
   const std::span<const WriteItem> writes = plan_.writes_of(entry);
   if (!writes.empty() || pieces != pieces_of_source_.end()) {
     // A plan speaks of row-major tensors; a sender may hand over any view.
@@ -109,6 +108,11 @@ absl::Status PlanExecutor::Deliver(std::int32_t entry, const at::Tensor& tensor)
       if (absl::Status status = GatherAll(pieces->second, from); !status.ok()) return status;
     }
   }
+  return Arrived(entry);
+}
+
+absl::Status PlanExecutor::Arrived(std::int32_t entry) {
+  const auto waiting = programs_of_source_.find(entry);
   if (waiting == programs_of_source_.end()) return absl::OkStatus();
   std::vector<std::int32_t> ready;
   for (const std::int32_t program : waiting->second) {
@@ -137,14 +141,18 @@ const WriteItem& PlanExecutor::PieceOf(const PieceRef& ref) const {
   return At(At(At(plan_.programs(), ref.program).inputs, ref.input).pieces, ref.piece);
 }
 
-absl::Status PlanExecutor::Gather(const PieceRef& ref, const ByteSide& from) {
+ByteSide PlanExecutor::InputSide(const PieceRef& ref) {
   at::Tensor& buffer = At(At(programs_, ref.program).inputs, ref.input);
   if (!buffer.defined()) {
     const ProgramInput& input = At(At(plan_.programs(), ref.program).inputs, ref.input);
     buffer = NewBytes(input.layout.Span().stop, device_);
   }
+  return ByteSide::OfStorage(buffer);
+}
+
+absl::Status PlanExecutor::Gather(const PieceRef& ref, const ByteSide& from) {
   const WriteItem& piece = PieceOf(ref);
-  return CopyMapped(piece.map, piece.casts, ByteSide::OfStorage(buffer), from);
+  return CopyMapped(piece.map, piece.casts, InputSide(ref), from);
 }
 
 absl::Status PlanExecutor::GatherAll(const std::vector<PieceRef>& pieces, const ByteSide& from) {

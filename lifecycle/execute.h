@@ -7,14 +7,18 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
+#include <span>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
 #include "lifecycle/byte_copy.h"
+#include "lifecycle/entry_parts.h"
 #include "lifecycle/layer_staging.h"
 #include "lifecycle/undo_log.h"
 
@@ -44,6 +48,22 @@ class PlanExecutor {
   // Lands `tensor`, the whole of source `entry` as declared, and runs what waited for it last.
   // Its own bytes only: constants wait for Finish. Each source once.
   absl::Status Deliver(std::int32_t entry, const at::Tensor& tensor);
+
+  // The same, part by part. See Note [Parts] in lifecycle/entry_parts.h.
+  //
+  // Lands those bytes of source `entry` that `held` has: `to` are bytes of the row-major checkpoint
+  // tensor, `from` bytes of `from`. Parts of one entry share no byte and come in any order; bytes
+  // that the plan does not need are left alone. InvalidArgument, with nothing written: bytes
+  // outside the tensor, bytes that came before.
+  absl::Status DeliverPart(std::int32_t entry, const StridedMap& held, const ByteSide& from);
+  // Where bytes `bytes` of the row-major checkpoint tensor go, where that is as they are to one
+  // contiguous place and nowhere else. A caller that has written them there says so.
+  absl::StatusOr<std::optional<ByteSide>> InPlace(std::int32_t entry, ByteRange bytes);
+  absl::Status DeliveredInPlace(std::int32_t entry, ByteRange bytes);
+  // All that the plan needs of `entry` is there: runs what waited for it last. Instead of
+  // Deliver. FailedPrecondition, naming the tensor, where bytes are missing.
+  absl::Status Complete(std::int32_t entry);
+
   // Writes constants and copies of live bytes.
   absl::Status Finish();
 
@@ -75,6 +95,28 @@ class PlanExecutor {
   }
   // `map` stands for that of `item`.
   absl::Status Write(const WriteItem& item, const StridedMap& map, const ByteSide& from);
+  // The buffer of a program's input, made when it is first asked for.
+  ByteSide InputSide(const PieceRef& ref);
+  // Calls `f(item, where it goes)` for everything that reads source `entry`; stops at an error.
+  absl::Status ForEachReader(
+      std::int32_t entry,
+      absl::FunctionRef<absl::Status(const WriteItem& item, const PieceRef* piece)> f);
+  // Writes `map`, a part of that of `item`, to where the item goes.
+  absl::Status Place(const WriteItem& item, const PieceRef* piece, const StridedMap& map,
+                     const ByteSide& from);
+  // What alone reads some bytes, as one contiguous run, and where in its side it puts them.
+  struct SoleReader {
+    const WriteItem* item;
+    const PieceRef* piece;
+    Index byte_offset;
+  };
+  std::optional<SoleReader> SoleReaderOf(std::int32_t entry, ByteRange bytes);
+  EntryParts& PartsOf(std::int32_t entry);
+  absl::Status LandCasts(std::int32_t entry, EntryParts& parts, const StridedMap& held,
+                         const ByteSide& from);
+  absl::Status Convert(std::int32_t entry, const ByteSide& from, Index shift);
+  // One more name of these programs is there.
+  absl::Status Arrived(std::int32_t entry);
   absl::Status RunReadyPrograms(std::vector<std::int32_t> candidates);
   absl::Status RunProgram(std::int32_t index);
   absl::Status Compute(std::int32_t index, std::vector<at::Tensor>& results);
@@ -100,7 +142,8 @@ class PlanExecutor {
   std::vector<PieceRef> early_pieces_;  // of constants and live bytes
   absl::flat_hash_map<std::int32_t, std::vector<std::int32_t>> programs_of_source_;
   absl::flat_hash_map<std::int32_t, std::vector<std::int32_t>> writes_of_program_;
-  std::vector<at::Tensor> live_bytes_;  // packed, parallel to plan_.live_copies()
+  absl::flat_hash_map<std::int32_t, EntryParts> parts_;  // of entries that come in parts
+  std::vector<at::Tensor> live_bytes_;                   // packed, parallel to plan_.live_copies()
 };
 
 }  // namespace loadplan

@@ -174,6 +174,7 @@ absl::Status ReloadSession::FailDamaged(absl::Status status, std::span<const Liv
   staging_.reset();
   collection_.reset();
   undo_.reset();
+  open_.clear();
   Enter(SessionState::kFailed);
   return status;
 }

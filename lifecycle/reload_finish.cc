@@ -81,6 +81,11 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
     prepared_ = true;
     return absl::OkStatus();
   }
+  if (!open_.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("`", NameOf(open_.begin()->first),
+                     "` arrived in part; send the rest of it before `finish_reload`"));
+  }
   std::optional<Names> selected;
   if (partial.has_value()) {
     absl::StatusOr<Names> names = PartialNames(*partial);

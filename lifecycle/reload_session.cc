@@ -84,8 +84,7 @@ absl::Status ReloadSession::Deliver(std::span<const std::string> names,
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::int32_t> ReloadSession::CheckArrival(std::string_view name,
-                                                         const at::Tensor& tensor) const {
+absl::StatusOr<std::int32_t> ReloadSession::FindArriving(std::string_view name) const {
   const std::optional<std::int32_t> entry = plan_->plan().Find(name);
   if (!entry.has_value()) {
     return absl::InvalidArgumentError(
@@ -93,10 +92,17 @@ absl::StatusOr<std::int32_t> ReloadSession::CheckArrival(std::string_view name,
                      "` arrived but was not declared when the plan was made; declare it and plan "
                      "again, or do not send it"));
   }
-  if (has_landed(*entry)) {
+  if (has_landed(*entry) || open_.contains(*entry)) {
     return absl::InvalidArgumentError(
         absl::StrCat("`", std::string(name), "` arrived twice in one update; send each name once"));
   }
+  return *entry;
+}
+
+absl::StatusOr<std::int32_t> ReloadSession::CheckArrival(std::string_view name,
+                                                         const at::Tensor& tensor) const {
+  const absl::StatusOr<std::int32_t> entry = FindArriving(name);
+  if (!entry.ok()) return entry;
   const bool needs_memory = KindOf(*entry) != EntryKind::kUnneeded;
   absl::Status status = CheckDeclared(plan_->plan().sources()[static_cast<std::size_t>(*entry)],
                                       tensor, needs_memory);
@@ -135,7 +141,7 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
     return Fail(absl::InvalidArgumentError(
         absl::StrCat("`", std::string(name), "` was reported as delivered but was not declared")));
   }
-  if (has_landed(*entry)) {
+  if (has_landed(*entry) || open_.contains(*entry)) {
     return Fail(absl::InvalidArgumentError(
         absl::StrCat("`", std::string(name), "` was delivered twice in one update")));
   }
@@ -205,6 +211,7 @@ void ReloadSession::Clear() {
   staging_.reset();
   staging_spec_.reset();
   collection_.reset();
+  open_.clear();
   landed_.clear();
   arrived_.clear();
   reported_.clear();

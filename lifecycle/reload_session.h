@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "backend/call_watch.h"
@@ -60,6 +61,21 @@ class LOADPLAN_API ReloadSession {
   // plain memory. Any error fails the session and lists what has landed.
   absl::Status Deliver(std::string_view name, const at::Tensor& tensor);
   absl::Status Deliver(std::span<const std::string> names, std::span<const at::Tensor> tensors);
+
+  // The same, part by part, several names at a time: BeginParts, its parts, CompleteParts. Checks
+  // and errors as in Deliver; an error of a part fails the session, and so do bytes that are
+  // missing when it is completed. See Note [Parts] in lifecycle/entry_parts.h.
+  absl::Status BeginParts(std::string_view name, at::IntArrayRef shape, at::ScalarType dtype);
+  // `held`: `to` are bytes of the row-major checkpoint tensor, `from` bytes of `from`.
+  absl::Status DeliverPart(std::string_view name, const StridedMap& held, const ByteSide& from);
+  // Where the bytes go, as they are and nowhere else; nullopt where it is not that simple. Whoever
+  // gets a place writes the bytes there and says so, or fails the session.
+  absl::StatusOr<std::optional<ByteSide>> InPlace(std::string_view name, ByteRange bytes);
+  absl::Status DeliveredInPlace(std::string_view name, ByteRange bytes);
+  absl::Status CompleteParts(std::string_view name);
+  // OK where `name` was declared and has not arrived, nor in part; else what BeginParts says.
+  absl::Status CheckArriving(std::string_view name) const;
+
   // An engine has written the name through its destinations.
   absl::Status ReportDelivered(std::string_view name);
 
@@ -105,7 +121,8 @@ class LOADPLAN_API ReloadSession {
   absl::StatusOr<std::vector<ReadyLayers>> OpenLayersForCall();
   // After it: names of targets that it touched.
   void LayersCalled(std::span<const std::string> met);
-  // A step outside the library (post-processing) failed.
+  // A step outside the library (post-processing, a sender) failed: fails the session with `status`
+  // and returns it with what landed; `status` alone where the session is not active.
   absl::Status FailWith(const absl::Status& status);
 
   // Checks that the update is complete; the session stays active if it is not, so that the
@@ -130,6 +147,12 @@ class LOADPLAN_API ReloadSession {
 
  private:
   using Names = std::vector<std::int32_t>;
+  // A fallback name is put together; of all others the executor takes care.
+  struct OpenParts {
+    at::Tensor whole;
+    HeldBytes held;
+    Index nbytes = 0;  // landed
+  };
 
   bool has_landed(std::int32_t entry) const { return landed_[static_cast<std::size_t>(entry)]; }
   EntryKind KindOf(std::int32_t entry) const {
@@ -137,6 +160,8 @@ class LOADPLAN_API ReloadSession {
   }
   bool AllFallbacksArrived() const;
   const std::string& NameOf(std::int32_t entry) const;
+  // A declared name that has not arrived; InvalidArgument else.
+  absl::StatusOr<std::int32_t> FindArriving(std::string_view name) const;
   absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);
   absl::Status KeepFallback(std::int32_t entry, const at::Tensor& tensor);
@@ -144,6 +169,11 @@ class LOADPLAN_API ReloadSession {
   absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
   absl::Status KeepDestinations(const BoundPlan* plan);
   absl::Status KeepForFallbackCall();
+  // A name that came in as an argument of a call about parts.
+  absl::StatusOr<std::int32_t> OpenEntry(std::string_view name);
+  // Before a byte of an open entry changes a live one.
+  absl::Status EnsureWritable();
+  absl::Status FailInPart(const absl::Status& status, std::int32_t entry);
   absl::StatusOr<Names> PartialNames(const std::vector<std::string>& partial) const;
   absl::Status CheckPartial(const Names& partial) const;
   Names Missing(const std::optional<Names>& partial) const;
@@ -188,11 +218,12 @@ class LOADPLAN_API ReloadSession {
   std::optional<StagingSpec> staging_spec_;
   std::unique_ptr<LayerStaging> staging_;  // null in direct mode
   std::unique_ptr<PlanExecutor> executor_;
-  std::unique_ptr<EagerCollection> collection_;  // null where no name falls back
-  std::vector<bool> landed_;                     // per entry
-  Names arrived_;                                // in order
-  Names reported_;                               // by an engine, of those
-  bool begun_ = false;                           // the executor has gathered live bytes
+  std::unique_ptr<EagerCollection> collection_;        // null where no name falls back
+  std::vector<bool> landed_;                           // per entry
+  Names arrived_;                                      // in order
+  absl::flat_hash_map<std::int32_t, OpenParts> open_;  // entries that arrive in parts
+  Names reported_;                                     // by an engine, of those
+  bool begun_ = false;                                 // the executor has gathered live bytes
   bool call_taken_ = false;
   bool call_ended_ = false;  // it raised or returned
   bool call_done_ = false;   // it returned

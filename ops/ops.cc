@@ -19,6 +19,8 @@
 #include "lifecycle/reload_session.h"
 #include "loadplan_built_for.h"
 #include "ops/encode.h"
+#include "ops/file_load_class.h"
+#include "ops/raise.h"
 
 namespace loadplan {
 namespace {
@@ -26,19 +28,6 @@ namespace {
 using Ints = std::vector<std::int64_t>;
 using Strings = std::vector<std::string>;
 using Tensors = std::vector<at::Tensor>;
-
-void Raise(const absl::Status& status) {
-  if (status.ok()) return;
-  const std::string message(status.message());
-  TORCH_CHECK_VALUE(!absl::IsInvalidArgument(status), message);
-  TORCH_CHECK(false, message);
-}
-
-template <typename T>
-T Value(absl::StatusOr<T> result) {
-  Raise(result.status());
-  return *std::move(result);
-}
 
 std::vector<LiveTarget> LiveTargets(Strings names, Tensors tensors) {
   TORCH_CHECK_VALUE(names.size() == tensors.size(), "as many names as target tensors are needed");
@@ -388,6 +377,18 @@ class SessionClass : public torch::CustomClassHolder {
             receipt.peak_held_nbytes};
   }
   void abort() { Raise(session_.Abort()); }
+  // The load keeps the session.
+  c10::intrusive_ptr<FileLoadClass> load_files(const Plan& plan, const Strings& paths,
+                                               const Ints& options) {
+    auto load = Value(FileLoad::Start(session_, plan->bound(), paths, DecodeOptions(options)));
+    return c10::make_intrusive<FileLoadClass>(c10::intrusive_ptr<SessionClass>::reclaim_copy(this),
+                                              std::move(load));
+  }
+  void load_bucket(const at::Tensor& buffer, Strings names, const Ints& dims, const Ints& ranks,
+                   const Ints& dtypes, const Ints& offsets) {
+    Raise(DeliverBucket(session_, buffer,
+                        DecodeBucket(std::move(names), dims, ranks, dtypes, offsets)));
+  }
   std::string state() const { return std::string(ToString(session_.report().state)); }
   // State, since, error, landed, undefined.
   std::tuple<std::string, double, std::string, Strings, Strings, Ints, Ints> report() const {
@@ -460,6 +461,10 @@ void DefineClasses(torch::Library& library) {
       .def("readable_copy", &CallWatchClass::readable_copy)
       .def("end", &CallWatchClass::end)
       .def("met", &CallWatchClass::met);
+  library.class_<FileLoadClass>("FileLoad")
+      .def("step", &FileLoadClass::step)
+      .def("cancel", &FileLoadClass::cancel)
+      .def("stats", &FileLoadClass::stats);
   library.class_<SessionClass>("ReloadSession")
       .def(torch::init<>())
       .def("start", &SessionClass::start)
@@ -491,6 +496,8 @@ void DefineClasses(torch::Library& library) {
       .def("finish", &SessionClass::finish)
       .def("abort", &SessionClass::abort)
       .def("state", &SessionClass::state)
+      .def("load_files", &SessionClass::load_files)
+      .def("load_bucket", &SessionClass::load_bucket)
       .def("report", &SessionClass::report);
 }
 
@@ -505,6 +512,7 @@ struct Register {
     library->def("built_for_torch() -> str", [] { return std::string(kBuiltForTorch); });
     // The host language's dtype as the number that every list here uses.
     library->def("dtype_code(int dtype) -> int", [](int64_t dtype) { return dtype; });
+    library->def("read_metadata(str[] paths) -> (str[], int[], int[], int[])", ReadMetadata);
     DefineClasses(*library);
   }
 };

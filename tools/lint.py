@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("geometry", "plan", "backend", "lifecycle", "ops")
+LAYERS = ("geometry", "plan", "backend", "lifecycle", "transfer", "ops")
 CPP = (".h", ".cc")
 
 # (which files, what must not be on a line, why). The first match of a line counts.
@@ -35,7 +35,7 @@ RULES = [
     (r"\.(h|cc)$", r"^\s*#\s*if 0\b", "no code that is switched off"),
     (r"\.(h|cc|py)$", r"\b(TODO|FIXME|XXX)\b", "do it, or say in the docs that it is missing"),
     (
-        r"^(geometry|plan|backend|lifecycle)/.*\.(h|cc)$",
+        r"^(geometry|plan|backend|lifecycle|transfer)/.*\.(h|cc)$",
         r"^[^/\"]*\b(throw\b(?!;)|(std::)?(abort|exit)\()",
         "failures are absl::Status, in kernels TORCH_CHECK",
     ),

@@ -4,6 +4,7 @@ Importing registers the trace device and nothing else; a second import is harmle
 """
 
 from . import _library
+from .files import BucketItem, FileStats, load_bucket, load_files
 from .layerwise import record_metadata_for_reloading, reload_from_high_precision
 from .metadata import ParamMeta, metadata
 from .plan import Entry, LoadPlan, Overlap, Uncovered, Write, check_plannable, plan_loads
@@ -25,9 +26,11 @@ from .verify import Difference, verify
 __version__: str = _library.ops.version()
 
 __all__ = [
+    "BucketItem",
     "Coverage",
     "Difference",
     "Entry",
+    "FileStats",
     "LoadPlan",
     "Overlap",
     "ParamMeta",
@@ -41,6 +44,8 @@ __all__ = [
     "abort_reload",
     "check_plannable",
     "finish_reload",
+    "load_bucket",
+    "load_files",
     "load_planned",
     "metadata",
     "plan_loads",

@@ -143,7 +143,6 @@ class LoadplanApi(harness.Api):
 # Each waits for what is named here.  All others must pass.
 WAITS_FOR = {
     "case_uneven_trainer_shards": "load_shards",
-    "case_partial_reads_of_odd_files": "load_files",
 }
 
 CASES = harness.cases(cases_a)

@@ -115,19 +115,23 @@ def raw_file(path: Path, header: str, data: bytes = b"") -> Path:
 BAD_HEADERS = {
     "no json": ("{nothing", "has a header that is no JSON"),
     "no object": ("[1, 2]", "no JSON object"),
-    "twice": ('{"a": {}, "a": {}}', "declares `a` twice"),
-    "no shape": ('{"a": {"dtype": "F32"}}', "describes `a` wrongly"),
+    "twice": (
+        '{"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},'
+        ' "a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}',
+        "`a` is declared twice",
+    ),
+    "no shape": ('{"a": {"dtype": "F32"}}', "`a` lacks one of"),
     "beyond the end": (
         '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}',
-        "describes `a` wrongly",
+        "`a` has `data_offsets` that are no range within the 4 bytes",
     ),
     "wrong size": (
         '{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
-        "holds 4 bytes of `a`, expected 8",
+        "`a` has 4 bytes of data, expected 8",
     ),
-    "strange dtype": (
-        '{"a": {"dtype": "F6", "shape": [1], "data_offsets": [0, 4]}}',
-        "holds `a` as F6, a dtype that torch does not have",
+    "a dtype of no torch": (
+        '{"a": {"dtype": "F4", "shape": [8, 1], "data_offsets": [0, 4]}}',
+        r"holds `a` as F4 of shape \[8, 1\], for which torch has no dtype",
     ),
 }
 

@@ -1,0 +1,144 @@
+// The calls of ReloadSession for names that arrive in parts; see Note [Parts].
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+#include <exception>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "lifecycle/arrival.h"
+#include "lifecycle/reload_session.h"
+
+namespace loadplan {
+
+absl::Status ReloadSession::BeginParts(std::string_view name, at::IntArrayRef shape,
+                                       at::ScalarType dtype) {
+  const std::lock_guard lock(mutex_);
+  absl::Status status = CheckLocked(SessionEvent::kLoad);
+  if (!status.ok()) return status;
+  if (plan_ == nullptr) return absl::InternalError("BeginParts before Begin");
+  const absl::StatusOr<std::int32_t> entry = FindArriving(name);
+  if (!entry.ok()) return Fail(entry.status());
+  const SourceTensor& source = plan_->plan().sources()[static_cast<std::size_t>(*entry)];
+  if (status = CheckDeclaredAs(source, shape, dtype); !status.ok()) return Fail(status);
+  OpenParts parts;
+  if (KindOf(*entry) == EntryKind::kFallback) {
+    try {
+      const auto options = at::TensorOptions().dtype(dtype).device(collection_->device());
+      parts.whole = at::empty(shape, options);
+    } catch (const std::exception& error) {
+      return Fail(absl::InternalError(
+          absl::StrCat("`", std::string(name), "` could not be kept: ", error.what())));
+    }
+  }
+  open_.emplace(*entry, std::move(parts));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::int32_t> ReloadSession::OpenEntry(std::string_view name) {
+  absl::Status status = CheckLocked(SessionEvent::kLoad);
+  if (!status.ok()) return status;
+  const std::optional<std::int32_t> entry =
+      plan_ == nullptr ? std::nullopt : plan_->plan().Find(name);
+  if (!entry.has_value() || !open_.contains(*entry)) {
+    return Fail(absl::InternalError(
+        absl::StrCat("a part of `", std::string(name), "` came before BeginParts")));
+  }
+  return *entry;
+}
+
+absl::Status ReloadSession::EnsureWritable() {
+  if (absl::Status status = EnsureBegun(); !status.ok()) return Fail(status);
+  return absl::OkStatus();
+}
+
+absl::Status ReloadSession::FailInPart(const absl::Status& status, std::int32_t entry) {
+  return Fail(absl::Status(status.code(), absl::StrCat("`", NameOf(entry), "` in parts: ",
+                                                       std::string(status.message()))));
+}
+
+absl::Status ReloadSession::DeliverPart(std::string_view name, const StridedMap& held,
+                                        const ByteSide& from) {
+  const std::lock_guard lock(mutex_);
+  const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+  if (!entry.ok()) return entry.status();
+  const c10::NoGradGuard no_grad;
+  absl::Status status;
+  if (KindOf(*entry) == EntryKind::kFallback) {
+    OpenParts& parts = open_[*entry];
+    status = parts.held.Add(held.ToLayout(), static_cast<Index>(parts.whole.nbytes()));
+    if (status.ok()) status = CopyMapped(held, {}, ByteSide::OfStorage(parts.whole), from);
+    if (status.ok()) parts.nbytes += held.nbytes();
+  } else {
+    if (status = EnsureWritable(); !status.ok()) return status;
+    status = executor_->DeliverPart(*entry, held, from);
+  }
+  return status.ok() ? status : FailInPart(status, *entry);
+}
+
+absl::StatusOr<std::optional<ByteSide>> ReloadSession::InPlace(std::string_view name,
+                                                               ByteRange bytes) {
+  const std::lock_guard lock(mutex_);
+  const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+  if (!entry.ok()) return entry.status();
+  if (KindOf(*entry) == EntryKind::kFallback) {
+    ByteSide place = ByteSide::OfStorage(open_[*entry].whole);
+    place.byte_offset = bytes.start;
+    return std::optional(std::move(place));
+  }
+  if (absl::Status status = EnsureWritable(); !status.ok()) return status;
+  return executor_->InPlace(*entry, bytes);
+}
+
+absl::Status ReloadSession::DeliveredInPlace(std::string_view name, ByteRange bytes) {
+  const std::lock_guard lock(mutex_);
+  const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+  if (!entry.ok()) return entry.status();
+  absl::Status status;
+  if (KindOf(*entry) == EntryKind::kFallback) {
+    OpenParts& parts = open_[*entry];
+    const StridedLayout layout = StridedLayout::Unchecked(bytes.start, {}, {}, bytes.nbytes());
+    status = parts.held.Add(layout, static_cast<Index>(parts.whole.nbytes()));
+    if (status.ok()) parts.nbytes += bytes.nbytes();
+  } else {
+    status = executor_->DeliveredInPlace(*entry, bytes);
+  }
+  return status.ok() ? status : FailInPart(status, *entry);
+}
+
+absl::Status ReloadSession::CompleteParts(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+  if (!entry.ok()) return entry.status();
+  const c10::NoGradGuard no_grad;
+  OpenParts parts = std::move(open_[*entry]);
+  if (KindOf(*entry) == EntryKind::kFallback) {
+    const auto nbytes = static_cast<Index>(parts.whole.nbytes());
+    if (parts.nbytes != nbytes) {
+      return Fail(absl::FailedPreconditionError(absl::StrFormat(
+          "`%s` is not complete: %d of its %d bytes came; it goes through the loader whole",
+          NameOf(*entry), parts.nbytes, nbytes)));
+    }
+    collection_->Give(*entry, std::move(parts.whole));
+    call_nbytes_ += nbytes;
+  } else {
+    absl::Status status = EnsureWritable();
+    if (!status.ok()) return status;
+    if (status = executor_->Complete(*entry); !status.ok()) return Fail(status);
+  }
+  open_.erase(*entry);
+  Land(*entry);
+  return absl::OkStatus();
+}
+
+absl::Status ReloadSession::CheckArriving(std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  if (absl::Status status = CheckLocked(SessionEvent::kLoad); !status.ok()) {
+    return status;
+  }
+  if (plan_ == nullptr) return absl::InternalError("CheckArriving before Begin");
+  return FindArriving(name).status();
+}
+
+}  // namespace loadplan

@@ -1,0 +1,213 @@
+"""Bytes that arrive in files and in buckets."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from ._fallback_call import call_loader
+from ._library import CODE_OF
+from ._sessions import Session, session_of
+from .metadata import StrPath, existing_paths
+from .plan import LoadPlan
+from .reload import putting_back
+from .targets import Model
+
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class FileStats:
+    """What a load has done so far, or did.  Bytes, seconds since its start.
+
+    ``needed_nbytes`` is what the plan needs of the names in these files; ``planned_nbytes`` what
+    will be read for it, gaps between ranges included where reading them costs less than stepping
+    over them; ``read_nbytes`` what has been asked of the files, counted where they are read;
+    ``in_place_nbytes`` went straight to their final place.
+    """
+
+    names_done: int
+    names: int
+    needed_nbytes: int
+    planned_nbytes: int
+    read_nbytes: int
+    in_place_nbytes: int
+    seconds: float
+
+    @property
+    def bytes_per_second(self) -> float:
+        return self.read_nbytes / self.seconds if self.seconds > 0 else 0.0
+
+
+Progress: TypeAlias = Callable[[FileStats], object]
+
+
+def load_files(
+    model: Model,
+    plan: LoadPlan,
+    paths: StrPath | Iterable[StrPath],
+    *,
+    progress: Progress | bool | None = None,
+    undeclared: str = "error",
+    threads: int | None = None,
+    direct: bool = False,
+    max_staging_bytes: int = 256 << 20,
+    gap_bytes: int | None = None,
+) -> FileStats:
+    """Lands what ``plan`` needs out of safetensors files, reading no more than that.
+
+    ``paths``: files, folders or indices, as ``metadata`` takes them.  Names that the plan declares
+    and these files lack are for another call; ``finish_reload`` asks for them.  A name in the files
+    that the plan does not declare is an error, or left alone with ``undeclared="skip"``.
+
+    ``progress`` is called about ten times a second and at the end; by default there is a bar where
+    standard error is a terminal (and rich is installed), with ``False`` there is none.
+    ``direct`` reads past the page cache.  ``gap_bytes``: bytes between two ranges that are rather
+    read than stepped over; by default a matter of cost, for files that are cached or not.
+
+    A file that is missing, or no safetensors file, leaves the reload as it was.  A bad arrival, and
+    a file that is cut short or changes meanwhile, fails it; the error names the file and tensor.
+    """
+    if undeclared not in ("error", "skip"):
+        raise ValueError(f"undeclared={undeclared!r}; expected 'error' or 'skip'")
+    session = session_of(model)
+    files = existing_paths(paths)
+    session.begin(plan)
+    gap = -1 if gap_bytes is None else gap_bytes
+    options = [threads or 0, int(direct), max_staging_bytes, gap, int(undeclared == "skip")]
+    mode, handle, targets = session.mode, session.handle, session.targets
+    with putting_back(session):
+        load = handle.load_files(plan._handle, files, options)
+        try:
+            with _watching(progress) as report:
+                while not load.step(POLL_SECONDS):
+                    report(_stats(load))
+                    mode.landed(targets, handle)
+                report(_stats(load))
+        except BaseException as error:
+            load.cancel(f"{type(error).__name__}: {error}")
+            raise
+        _landed(session)
+    return _stats(load)
+
+
+def _stats(load: Any) -> FileStats:
+    (done, names, needed, planned, read, in_place), seconds = load.stats()
+    return FileStats(done, names, needed, planned, read, in_place, seconds)
+
+
+def _landed(session: Session) -> None:
+    if session.handle.eager_ready():
+        call_loader(session)
+    session.mode.landed(session.targets, session.handle)
+
+
+@contextlib.contextmanager
+def _watching(progress: Progress | bool | None) -> Iterator[Progress]:
+    if callable(progress):
+        yield progress
+    elif progress is False or not (progress or sys.stderr.isatty()):
+        yield lambda stats: None
+    elif importlib.util.find_spec("rich") is None:
+        yield lambda stats: None
+    else:
+        with _Bar() as bar:
+            yield bar
+
+
+class _Bar:
+    """Names, GiB/s and the time that is left."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bar = Progress(
+            TextColumn("load_files"),
+            BarColumn(bar_width=16),
+            TextColumn("{task.fields[names]} names"),
+            DownloadColumn(binary_units=True),
+            TextColumn("{task.fields[speed]:.2f} GiB/s"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._task = self._bar.add_task("", total=None, names="0", speed=0.0)
+
+    def __enter__(self) -> _Bar:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def __call__(self, stats: FileStats) -> None:
+        self._bar.update(
+            self._task,
+            total=max(stats.planned_nbytes, stats.read_nbytes),
+            completed=stats.read_nbytes,
+            names=f"{stats.names_done}/{stats.names}",
+            speed=stats.bytes_per_second / 2**30,
+        )
+
+
+class BucketItem(NamedTuple):
+    """A tensor in a bucket: ``offset`` is that of its first byte; it need not be aligned."""
+
+    name: str
+    shape: Sequence[int]
+    dtype: torch.dtype
+    offset: int
+
+
+def load_bucket(
+    model: Model,
+    plan: LoadPlan,
+    buffer: Tensor,
+    metas: Iterable[BucketItem | tuple[str, Sequence[int], torch.dtype, int]]
+    | Mapping[str, tuple[Sequence[int], torch.dtype, int]],
+) -> None:
+    """Lands the tensors of a bucket: one flat contiguous ``buffer`` on the host or a GPU.
+
+    ``metas`` says where they lie: ``(name, shape, dtype, offset in bytes)`` each, or
+    ``{name: (shape, dtype, offset)}``.  Bytes go from the buffer to their places, once; the buffer
+    may be used again when the call returns.  Every item is checked before a byte is written.
+    """
+    session = session_of(model)
+    items = metas.items() if isinstance(metas, Mapping) else metas
+    rows = [_item((row[0], *row[1]) if isinstance(metas, Mapping) else row) for row in items]
+    if not isinstance(buffer, Tensor):
+        raise TypeError(f"the buffer is {type(buffer).__name__}; expected a tensor")
+    session.begin(plan)
+    with putting_back(session):
+        session.handle.load_bucket(
+            buffer,
+            [row.name for row in rows],
+            [int(extent) for row in rows for extent in row.shape],
+            [len(row.shape) for row in rows],
+            [CODE_OF[row.dtype] for row in rows],
+            [int(row.offset) for row in rows],
+        )
+        _landed(session)
+
+
+def _item(row: Any) -> BucketItem:
+    try:
+        item = BucketItem(*row)
+        if isinstance(item.name, str) and item.dtype in CODE_OF:
+            return item._replace(shape=tuple(item.shape), offset=int(item.offset))
+    except TypeError:
+        pass
+    raise TypeError(f"{row!r} describes no tensor; expected (name, shape, dtype, offset in bytes)")

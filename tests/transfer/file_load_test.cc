@@ -1,0 +1,285 @@
+#include "transfer/file_load.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/lifecycle/live_log.h"
+#include "tests/lifecycle/random_log.h"
+#include "tests/testing/seed.h"
+#include "tests/testing/status_matchers.h"
+#include "tests/transfer/written_files.h"
+
+namespace loadplan {
+namespace {
+
+using ::loadplan::testing::ForEachRandom;
+using ::loadplan::testing::IsOk;
+using ::loadplan::testing::kBFloat16;
+using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::RandomLog;
+using ::loadplan::testing::StatusIs;
+using ::loadplan::testing::View;
+using ::loadplan::testing::WrittenFiles;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kDataLoss = absl::StatusCode::kDataLoss;
+
+absl::Status LoadAll(FileLoad& load) {
+  while (true) {
+    const absl::StatusOr<bool> done = load.Step(0.01);
+    if (!done.ok()) return done.status();
+    if (*done) return absl::OkStatus();
+  }
+}
+
+// Random records, from random files, read in random ways.
+void LoadRandomLog(std::mt19937& gen, int& planned) {
+  RandomLog log(gen);
+  const auto bound = log.Bind();
+  if (bound == nullptr) return;
+  ++planned;
+  WrittenFiles written;
+  WrittenFiles::Tensors tensors = {
+      {"a", log.weights()[0]}, {"b", log.weights()[1]}, {"c", log.weights()[2]}};
+  std::shuffle(tensors.begin(), tensors.end(), gen);
+  // Something before them, so that their data start anywhere.
+  const auto pad = static_cast<Index>(gen() % 9);
+  tensors.insert(tensors.begin(), {"pad", at::zeros({pad}, at::kByte)});
+  const auto cut = static_cast<std::ptrdiff_t>(gen() % 4);
+  const std::vector<std::string> paths = {written.Write({tensors.begin(), tensors.begin() + cut}),
+                                          written.Write({tensors.begin() + cut, tensors.end()})};
+  ReloadSession session;
+  ASSERT_THAT(session.Start({}), IsOk());
+  ASSERT_THAT(session.Begin(bound, log.live()), IsOk());
+  FileLoadOptions options;
+  options.skips_undeclared = true;
+  options.num_threads = 1 + static_cast<int>(gen() % 3);
+  options.gap = static_cast<Index>(gen() % 2 == 0 ? -1 : 0);
+  options.direct = gen() % 4 == 0;
+  auto load = FileLoad::Start(session, bound, paths, options);
+  ASSERT_THAT(load, IsOk());
+  ASSERT_THAT(LoadAll(**load), IsOk());
+  EXPECT_EQ((*load)->stats().names_done, 3);
+  ASSERT_THAT(session.PrepareFinish(std::nullopt, log.live()), IsOk());
+  ASSERT_THAT(session.Finish(), IsOk());
+  log.ExpectLeftAsRecorded();
+}
+
+TEST(FileLoadPropertyTest, LeavesWhatTheRecordsLeave) {
+  int planned = 0;
+  ForEachRandom(300, [&](std::mt19937& gen) { LoadRandomLog(gen, planned); });
+  EXPECT_GT(planned, 150);
+}
+
+constexpr Index kRows = 512;
+constexpr Index kColumns = 4096;
+
+// What a rank of several does: `rows` <- half the rows of `r`; `columns` <- a column slice of `c`;
+// `half` (bfloat16) <- `h`; `norm` <- `n`; `product` <- `a * b`.
+class FileLoadTest : public ::testing::Test {
+ protected:
+  FileLoadTest() {
+    for (const auto& [name, shape] :
+         std::vector<std::pair<std::string, std::vector<std::int64_t>>>{{"n", {kColumns}},
+                                                                        {"r", {kRows, kColumns}},
+                                                                        {"c", {kRows, kColumns}},
+                                                                        {"h", {kRows, kColumns}},
+                                                                        {"a", {1000}},
+                                                                        {"b", {1000}}}) {
+      tensors_.emplace_back(name, at::randn(shape));
+    }
+    Reset();
+  }
+  void Reset() {
+    log_.emplace();
+    const View rows = log_->Target("rows", {kRows / 2, kColumns});
+    const View columns = log_->Target("columns", {kRows, kColumns / 8});
+    const View half = log_->Target("half", {kRows, kColumns}, kBFloat16);
+    const View norm = log_->Target("norm", {kColumns});
+    const View product = log_->Target("product", {1000});
+    log_->Copy(norm, log_->Source("n", {kColumns}));
+    log_->Copy(rows, log_->Source("r", {kRows, kColumns}).Slice(0, kRows / 2, kRows));
+    log_->Copy(columns, log_->Source("c", {kRows, kColumns}).Slice(1, 512, 1024));
+    log_->Copy(half, log_->Source("h", {kRows, kColumns}));
+    const View a = log_->Source("a", {1000});
+    log_->Copy(product, log_->Multiply(a, log_->Source("b", {1000})));
+    plan_ = log_->Bind().value();
+    session_.emplace();
+    ASSERT_THAT(session_->Start({}), IsOk());
+    ASSERT_THAT(session_->Begin(plan_, log_->live()), IsOk());
+  }
+  absl::StatusOr<std::unique_ptr<FileLoad>> Start(const std::vector<std::string>& paths,
+                                                  const FileLoadOptions& options = {}) {
+    return FileLoad::Start(*session_, plan_, paths, options);
+  }
+  void ExpectNewBytes() {
+    EXPECT_TRUE(at::equal(log_->target(0), tensors_[1].second.slice(0, kRows / 2)));
+    EXPECT_TRUE(at::equal(log_->target(1), tensors_[2].second.slice(1, 512, 1024)));
+    EXPECT_TRUE(at::equal(log_->target(2), tensors_[3].second.to(at::kBFloat16)));
+    EXPECT_TRUE(at::equal(log_->target(3), tensors_[0].second));
+    EXPECT_TRUE(at::equal(log_->target(4), tensors_[4].second * tensors_[5].second));
+  }
+  bool IsOld(std::size_t target) {
+    const at::Tensor& now = log_->target(target);
+    return at::equal(now, at::full_like(now, 77));
+  }
+
+  WrittenFiles written_;
+  WrittenFiles::Tensors tensors_;
+  std::optional<LiveLog> log_;
+  std::shared_ptr<const BoundPlan> plan_;
+  std::optional<ReloadSession> session_;
+};
+
+TEST_F(FileLoadTest, ReadsWhatIsNeededInEveryWay) {
+  const std::string path = written_.Write(tensors_);
+  for (const bool direct : {false, true}) {
+    for (const Index gap : {Index{1000}, Index{1} << 20}) {
+      for (const Index staging : {Index{1} << 18, Index{1} << 28}) {
+        Reset();
+        auto load = Start({path}, {.direct = direct, .max_staging_nbytes = staging, .gap = gap});
+        ASSERT_THAT(load, IsOk());
+        ASSERT_THAT(LoadAll(**load), IsOk());
+        ExpectNewBytes();
+        const FileLoadStats stats = (*load)->stats();
+        constexpr Index kAll = kRows * kColumns * 4;
+        EXPECT_EQ(stats.needed_nbytes, kAll / 2 + kAll / 8 + kAll + kColumns * 4 + 8000);
+        EXPECT_EQ(stats.names_done, 6);
+        EXPECT_EQ(stats.num_names, 6);
+        // `rows` and no other is large, contiguous and copied as it is.
+        EXPECT_EQ(stats.in_place_nbytes, kAll / 2);
+        if (gap == 1000 && !direct) {
+          EXPECT_LE(stats.read_nbytes, stats.needed_nbytes + 2000);
+        }
+        EXPECT_GE(stats.read_nbytes, stats.needed_nbytes);
+        EXPECT_TRUE((*load)->Step(0).value());  // over
+      }
+    }
+  }
+}
+
+TEST_F(FileLoadTest, SeveralLoadsMakeAnUpdate) {
+  const std::string first = written_.Write({tensors_.begin(), tensors_.begin() + 2});
+  const std::string second = written_.Write({tensors_.begin() + 2, tensors_.end()});
+  auto load = Start({second});
+  ASSERT_THAT(load, IsOk());
+  ASSERT_THAT(LoadAll(**load), IsOk());
+  EXPECT_THAT(session_->PrepareFinish(std::nullopt, log_->live()),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("2 planned name(s)")));
+  load = Start({first});
+  ASSERT_THAT(load, IsOk());
+  ASSERT_THAT(LoadAll(**load), IsOk());
+  ASSERT_THAT(session_->PrepareFinish(std::nullopt, log_->live()), IsOk());
+  ASSERT_THAT(session_->Finish(), IsOk());
+  ExpectNewBytes();
+}
+
+TEST_F(FileLoadTest, BadArrivalsAreSeenBeforeAByteIsRead) {
+  const auto path_of = [&](const std::string& name, const at::Tensor& tensor) {
+    return written_.Write({tensors_[0], {name, tensor}});
+  };
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {path_of("b", at::zeros({999})), "`b` arrived with shape [999], expected [1000]"},
+      {path_of("b", at::zeros({1000}, at::kByte)), "`b` arrived as uint8, expected float32"},
+      {path_of("y", at::zeros({3})), "holds `y` which was not declared"}};
+  for (const auto& [path, says] : cases) {
+    Reset();
+    EXPECT_THAT(Start({path}), StatusIs(kInvalid, AllOf(HasSubstr(path), HasSubstr(says))));
+    EXPECT_TRUE(IsOld(3));
+    EXPECT_EQ(session_->report().state, SessionState::kFailed);
+    EXPECT_TRUE(session_->report().undefined.empty());
+  }
+  Reset();
+  ASSERT_THAT(session_->Deliver("n", tensors_[0].second), IsOk());
+  EXPECT_THAT(Start({written_.Write(tensors_)}), StatusIs(kInvalid, HasSubstr("arrived twice")));
+  EXPECT_TRUE(IsOld(0));
+  Reset();  // what is no checkpoint leaves the session as it was
+  EXPECT_THAT(Start({"/nowhere"}), StatusIs(absl::StatusCode::kNotFound, HasSubstr("/nowhere")));
+  EXPECT_EQ(session_->report().state, SessionState::kActive);
+}
+
+TEST_F(FileLoadTest, UndeclaredNamesCanBeLeftAlone) {
+  tensors_.emplace_back("y", at::zeros({3}));
+  auto load = Start({written_.Write(tensors_)}, {.skips_undeclared = true});
+  ASSERT_THAT(load, IsOk());
+  ASSERT_THAT(LoadAll(**load), IsOk());
+  ExpectNewBytes();
+}
+
+TEST_F(FileLoadTest, AFileThatIsCutShortWhileItIsReadFailsTheSession) {
+  const std::string path = written_.Write(tensors_);
+  auto load = Start({path});
+  ASSERT_THAT(load, IsOk());
+  std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
+  EXPECT_THAT(LoadAll(**load),
+              StatusIs(kDataLoss, AllOf(HasSubstr(path), HasSubstr("was changed"))));
+  for (std::size_t i = 0; i < 5; ++i) EXPECT_TRUE(IsOld(i)) << i;
+  EXPECT_EQ(session_->report().state, SessionState::kFailed);
+  EXPECT_FALSE((*load)->Step(0).ok() && !*(*load)->Step(0));
+}
+
+TEST_F(FileLoadTest, AFileThatChangesBetweenTwoBatchesFailsTheSession) {
+  const std::string path = written_.Write(tensors_);
+  auto load = Start({path}, {.max_staging_nbytes = 1 << 18});
+  ASSERT_THAT(load, IsOk());
+  ASSERT_THAT((*load)->Step(0), IsOk());  // some batches are under way
+  std::ofstream(path, std::ios::app) << "more";
+  EXPECT_THAT(LoadAll(**load), StatusIs(kDataLoss, AllOf(HasSubstr("was changed"),
+                                                         HasSubstr("undefined until a complete"))));
+}
+
+TEST_F(FileLoadTest, CancelFailsTheSession) {
+  const std::string path = written_.Write(tensors_);
+  auto load = Start({path});
+  ASSERT_THAT(load, IsOk());
+  ASSERT_THAT((*load)->Step(0), IsOk());
+  const absl::Status status = (*load)->Cancel("KeyboardInterrupt");
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kCancelled, HasSubstr("KeyboardInterrupt")));
+  EXPECT_EQ(session_->report().state, SessionState::kFailed);
+  load->reset();
+  Reset();
+  load = Start({path});
+  ASSERT_THAT(load, IsOk());
+  ASSERT_THAT((*load)->Step(0), IsOk());
+  load->reset();  // given up
+  EXPECT_EQ(session_->report().state, SessionState::kFailed);
+}
+
+// Names that overlap go through the loader, whole.
+TEST(FileLoadFallbackTest, PutsWholeTensorsTogether) {
+  LiveLog log;
+  const View w = log.Target("w", {100'000});
+  log.Copy(w, log.Source("f", {100'000}));
+  log.Copy(w, log.Source("g", {200'000}).Slice(0, 0, 200'000, 2));
+  const auto bound = log.Bind(OverlapPolicy::kFallback).value();
+  ReloadSession session;
+  ASSERT_THAT(session.Start({}), IsOk());
+  ASSERT_THAT(session.Begin(bound, log.live()), IsOk());
+  WrittenFiles written;
+  const at::Tensor f = at::randn({100'000});
+  const at::Tensor g = at::randn({200'000});
+  const std::string path = written.Write({{"g", g}, {"f", f}});
+  auto load = FileLoad::Start(session, bound, std::vector<std::string>{path}, {});
+  ASSERT_THAT(load, IsOk());
+  ASSERT_THAT(LoadAll(**load), IsOk());
+  EXPECT_EQ((*load)->stats().in_place_nbytes, 1'200'000);
+  ASSERT_TRUE(session.EagerReady());
+  const auto call = session.TakeEagerCall();
+  ASSERT_EQ(call.size(), 2U);
+  EXPECT_TRUE(at::equal(call[0].second, g));  // as they arrived: they overlap
+  EXPECT_TRUE(at::equal(call[1].second, f));
+}
+
+}  // namespace
+}  // namespace loadplan

@@ -1,0 +1,59 @@
+#include "transfer/bucket.h"
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "lifecycle/byte_copy.h"
+
+namespace loadplan {
+namespace {
+
+absl::StatusOr<Index> NbytesIn(const BucketItem& item, Index buffer_nbytes) {
+  std::optional<Index> nbytes = static_cast<Index>(c10::elementSize(item.dtype));
+  for (const std::int64_t extent : item.shape) {
+    if (nbytes.has_value() && extent >= 0) nbytes = CheckedMultiply(*nbytes, extent);
+    if (nbytes.has_value() && extent >= 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", item.name, "` has a shape whose bytes cannot be counted"));
+  }
+  if (item.byte_offset < 0 || item.byte_offset > buffer_nbytes ||
+      *nbytes > buffer_nbytes - item.byte_offset) {
+    return absl::InvalidArgumentError(absl::StrFormat(
+        "`%s` has %d bytes at offset %d of a buffer of %d bytes; send the buffer that the offsets "
+        "are for",
+        item.name, *nbytes, item.byte_offset, buffer_nbytes));
+  }
+  return *nbytes;
+}
+
+}  // namespace
+
+absl::Status DeliverBucket(ReloadSession& session, const at::Tensor& buffer,
+                           std::span<const BucketItem> items) {
+  if (!buffer.defined() || buffer.layout() != at::kStrided || !buffer.is_contiguous() ||
+      buffer.is_meta() || buffer.is_privateuseone()) {
+    return session.FailWith(absl::InvalidArgumentError(
+        "the buffer of a bucket must be a contiguous tensor with memory"));
+  }
+  const ByteSide from = ByteSide::OfElements(buffer);
+  std::vector<Index> sizes;
+  for (const BucketItem& item : items) {
+    const absl::StatusOr<Index> nbytes = NbytesIn(item, static_cast<Index>(buffer.nbytes()));
+    if (!nbytes.ok()) return session.FailWith(nbytes.status());
+    sizes.push_back(*nbytes);
+  }
+  for (const BucketItem& item : items) {
+    absl::Status status = session.BeginParts(item.name, item.shape, item.dtype);
+    if (!status.ok()) return status;
+  }
+  for (std::size_t i = 0; i < items.size(); ++i) {
+    const StridedMap held =
+        StridedMap::Unchecked({}, {0, {}, sizes[i]}, {items[i].byte_offset, {}, sizes[i]}, false);
+    absl::Status status;
+    if (sizes[i] > 0) status = session.DeliverPart(items[i].name, held, from);
+    if (status.ok()) status = session.CompleteParts(items[i].name);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace loadplan

@@ -1,0 +1,333 @@
+#include "transfer/file_load.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "lifecycle/arrival.h"
+#include "transfer/page_cache.h"
+
+namespace loadplan {
+namespace {
+
+constexpr std::size_t kInFlight = 4;
+constexpr Index kMinBatch = Index{1} << 16;
+// A segment that is shorter goes through staging: a place costs more to find than a copy.
+constexpr Index kMinInPlace = Index{1} << 16;
+// Of the starts of reads in staging: what any item wants.
+constexpr Index kAlignment = 16;
+constexpr Index kMinGap = 256;
+constexpr int kThreads = 4;
+
+// One more read of a file in the page cache, and of one on a solid-state disk while some other
+// reads are under way. Measured by bench/load_files.py --costs.
+constexpr ReadCost kCached{1.5e-6, 8e9};
+constexpr ReadCost kOnDisk{40e-6, 2e9};
+
+double Now() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return std::chrono::duration<double>(now).count();
+}
+
+Index RoundUp(Index value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
+
+bool AnyOnCuda(const TargetSet& targets) {
+  return std::ranges::any_of(targets.storages(), [](const at::Tensor& t) { return t.is_cuda(); });
+}
+
+}  // namespace
+
+FileLoad::FileLoad(ReloadSession& session, std::shared_ptr<const BoundPlan> plan,
+                   CheckpointFiles files, const FileLoadOptions& options)
+    : session_(session),
+      plan_(std::move(plan)),
+      files_(std::move(files)),
+      options_(options),
+      pins_memory_(AnyOnCuda(*plan_->targets)),
+      is_open_(files_.tensors().size(), false),
+      start_(Now()) {}
+
+FileLoad::~FileLoad() {
+  if (!is_over_) (void)Cancel("it was given up");
+}
+
+absl::StatusOr<std::unique_ptr<FileLoad>> FileLoad::Start(ReloadSession& session,
+                                                          std::shared_ptr<const BoundPlan> plan,
+                                                          std::span<const std::string> paths,
+                                                          const FileLoadOptions& options) {
+  absl::StatusOr<CheckpointFiles> files = CheckpointFiles::Open(paths);
+  if (!files.ok()) return files.status();
+  std::unique_ptr<FileLoad> load(
+      new FileLoad(session, std::move(plan), *std::move(files), options));
+  if (absl::Status status = load->Prepare(); !status.ok()) {
+    load->is_over_ = true;
+    return session.FailWith(status);
+  }
+  const RangeReader::Options reader{options.num_threads > 0 ? options.num_threads : kThreads,
+                                    options.direct};
+  load->reader_ = std::make_unique<RangeReader>(reader);
+  return load;
+}
+
+absl::Status FileLoad::CheckTensor(const FileTensor& tensor, std::int32_t* entry) const {
+  const auto refuse = [&](const std::string& what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", files_.path(tensor.file), "` holds `", tensor.name, "` ", what));
+  };
+  const std::optional<std::int32_t> found = plan_->plan().Find(tensor.name);
+  *entry = found.value_or(-1);
+  if (!found.has_value()) {
+    if (options_.skips_undeclared) return absl::OkStatus();
+    return refuse(
+        "which was not declared when the plan was made; plan again with the metadata of these "
+        "files, or leave such names alone with undeclared=\"skip\"");
+  }
+  if (!tensor.dtype.has_value()) {
+    return refuse(WhyNoDtype(tensor));
+  }
+  const at::IntArrayRef shape(tensor.shape.data(), tensor.shape.size());
+  const SourceTensor& source = plan_->plan().sources()[static_cast<std::size_t>(*found)];
+  absl::Status status = CheckDeclaredAs(source, shape, *tensor.dtype);
+  if (status.ok()) return status;
+  return absl::Status(status.code(), absl::StrCat("`", files_.path(tensor.file),
+                                                  "`: ", std::string(status.message())));
+}
+
+Index FileLoad::GapOf(const CheckpointFiles& files, std::int32_t file) const {
+  if (options_.gap >= 0) return std::max(options_.gap, kMinGap);
+  ByteRange data;
+  for (const FileTensor& tensor : files.tensors()) {
+    if (tensor.file != file) continue;
+    if (data.empty()) data.start = tensor.offset;
+    data.stop = tensor.offset + tensor.nbytes;
+  }
+  const bool is_cached = !options_.direct && IsCached(files.fd(file), data);
+  return (is_cached ? kCached : kOnDisk).gap();
+}
+
+// Nothing is written, nor opened in the session, before every tensor has been looked at.
+absl::Status FileLoad::Prepare() {
+  for (std::size_t file = 0; file < files_.num_files(); ++file) {
+    gaps_.push_back(GapOf(files_, static_cast<std::int32_t>(file)));
+  }
+  const NeededRanges needed(plan_->plan());
+  std::vector<std::vector<ByteRange>> ranges(files_.tensors().size());
+  std::vector<bool> skipped(files_.tensors().size(), false);
+  for (std::size_t i = 0; i < files_.tensors().size(); ++i) {
+    const FileTensor& tensor = files_.tensors()[i];
+    std::int32_t entry = -1;
+    if (absl::Status status = CheckTensor(tensor, &entry); !status.ok()) return status;
+    if (entry < 0) {
+      skipped[i] = true;
+      continue;
+    }
+    ranges[i] = needed.Of(entry, gaps_[static_cast<std::size_t>(tensor.file)]);
+    for (const ByteRange& range : ranges[i]) stats_.planned_nbytes += range.nbytes();
+    stats_.needed_nbytes += plan_->plan().ReadNbytes(entry);
+    ++stats_.num_names;
+  }
+  for (std::size_t i = 0; i < files_.tensors().size(); ++i) {
+    if (skipped[i]) continue;
+    if (absl::Status status = session_.CheckArriving(files_.tensors()[i].name); !status.ok()) {
+      return absl::Status(status.code(), absl::StrCat("`", files_.path(files_.tensors()[i].file),
+                                                      "`: ", std::string(status.message())));
+    }
+  }
+  const Index batch = std::max(kMinBatch, options_.max_staging_nbytes / Index{kInFlight});
+  batches_ = MakeBatches(files_, ranges, skipped, batch);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> FileLoad::Step(double seconds) {
+  const double stop = Now() + seconds;
+  while (!is_over_) {
+    while (in_flight_.size() < kInFlight && next_batch_ < batches_.size()) {
+      if (absl::Status status = SubmitNext(); !status.ok()) return Fail(status);
+    }
+    if (in_flight_.empty()) {
+      stats_ = stats();
+      is_over_ = true;
+      break;
+    }
+    const InFlight& first = in_flight_.front();
+    if (!reader_->WaitFor(*first.group, std::max(0.0, stop - Now()))) return false;
+    absl::Status status = reader_->StatusOf(*first.group);
+    if (status.ok()) {
+      status = Land(first);
+    } else {
+      status = absl::Status(status.code(),
+                            absl::StrCat(std::string(status.message()), "; of `",
+                                         TensorAt(first.batch->segments.front().tensor).name,
+                                         "` and what was read "
+                                         "with it nothing counts as landed"));
+    }
+    if (!status.ok()) return Fail(status);
+    if (first.staging.defined()) buffers_.push_back(first.staging);
+    in_flight_.pop_front();
+  }
+  return true;
+}
+
+absl::Status FileLoad::Open(std::int32_t tensor) {
+  if (is_open_[static_cast<std::size_t>(tensor)]) return absl::OkStatus();
+  is_open_[static_cast<std::size_t>(tensor)] = true;
+  const FileTensor& held = TensorAt(tensor);
+  const at::IntArrayRef shape(held.shape.data(), held.shape.size());
+  return session_.BeginParts(held.name, shape, *held.dtype);
+}
+
+absl::StatusOr<std::byte*> FileLoad::PlaceOf(const Segment& segment) {
+  if (segment.bytes.nbytes() < kMinInPlace) return nullptr;
+  absl::StatusOr<std::optional<ByteSide>> place =
+      session_.InPlace(TensorAt(segment.tensor).name, segment.bytes);
+  if (!place.ok()) return place.status();
+  if (!place->has_value() || !(*place)->tensor.is_cpu()) return nullptr;
+  return static_cast<std::byte*>((*place)->tensor.storage().mutable_data()) + (*place)->byte_offset;
+}
+
+Index FileLoad::PlaceInStaging(InFlight& next, std::vector<ReadJob>& jobs) const {
+  Index used = 0;
+  Index file_stop = -1;  // of the read before
+  std::size_t last = next.places.size();
+  for (std::size_t i = 0; i < next.places.size(); ++i) {
+    if (next.places[i] < 0) {
+      file_stop = -1;
+      continue;
+    }
+    const Segment& segment = next.batch->segments[i];
+    const FileTensor& tensor = TensorAt(segment.tensor);
+    const Index offset = tensor.offset + segment.bytes.start;
+    const Index gap = offset - file_stop;
+    if (file_stop >= 0 && gap >= 0 && gap <= gaps_[static_cast<std::size_t>(tensor.file)]) {
+      used += gap;
+      jobs.back().nbytes += gap;
+    } else {
+      // Items are aligned as they are in the tensor, and rows of it lie at equal distances.
+      const bool goes_on = last < i && next.batch->segments[last].tensor == segment.tensor;
+      used = goes_on ? next.places[last] + RoundUp(next.batch->segments[last].bytes.nbytes())
+                     : RoundUp(used) + segment.bytes.start % kAlignment;
+      jobs.push_back({files_.fd(tensor.file), &files_.path(tensor.file), offset, 0, nullptr, used});
+    }
+    next.places[i] = used;
+    used += segment.bytes.nbytes();
+    jobs.back().nbytes += segment.bytes.nbytes();
+    file_stop = offset + segment.bytes.nbytes();
+    last = i;
+  }
+  return used;
+}
+
+absl::Status FileLoad::SubmitNext() {
+  InFlight next;
+  next.batch = &batches_[next_batch_++];
+  const std::vector<Segment>& segments = next.batch->segments;
+  if (!segments.empty()) {
+    absl::Status status = files_.CheckUnchanged(TensorAt(segments.front().tensor).file);
+    if (!status.ok()) return status;
+  }
+  std::vector<ReadJob> in_place;
+  for (const Segment& segment : segments) {
+    if (absl::Status status = Open(segment.tensor); !status.ok()) return status;
+    const absl::StatusOr<std::byte*> place = PlaceOf(segment);
+    if (!place.ok()) return place.status();
+    next.places.push_back(*place == nullptr ? 0 : -1);
+    if (*place == nullptr) continue;
+    const FileTensor& tensor = TensorAt(segment.tensor);
+    in_place.push_back({files_.fd(tensor.file), &files_.path(tensor.file),
+                        tensor.offset + segment.bytes.start, segment.bytes.nbytes(), *place});
+    stats_.in_place_nbytes += segment.bytes.nbytes();
+  }
+  std::vector<ReadJob> jobs;
+  const Index nbytes = PlaceInStaging(next, jobs);
+  if (nbytes > 0) {
+    next.staging = TakeBuffer(nbytes);
+    auto* const base = static_cast<std::byte*>(next.staging.mutable_data_ptr());
+    for (ReadJob& job : jobs) job.to = base + job.tag;
+  }
+  jobs.insert(jobs.end(), in_place.begin(), in_place.end());
+  next.group = reader_->Submit(jobs);
+  in_flight_.push_back(std::move(next));
+  return absl::OkStatus();
+}
+
+at::Tensor FileLoad::TakeBuffer(Index nbytes) {
+  const auto found = std::ranges::find_if(buffers_, [&](const at::Tensor& buffer) {
+    return static_cast<Index>(buffer.nbytes()) >= nbytes;
+  });
+  if (found != buffers_.end()) {
+    std::swap(*found, buffers_.back());
+  } else {
+    const auto options = at::TensorOptions().dtype(at::kByte).pinned_memory(pins_memory_);
+    if (!buffers_.empty()) buffers_.pop_back();  // too small: a larger one takes its place
+    buffers_.push_back(at::empty({nbytes}, options));
+  }
+  at::Tensor buffer = std::move(buffers_.back());
+  buffers_.pop_back();
+  return buffer;
+}
+
+absl::Status FileLoad::Land(const InFlight& read) {
+  const std::vector<Segment>& segments = read.batch->segments;
+  if (!segments.empty()) {
+    absl::Status status = files_.CheckUnchanged(TensorAt(segments.front().tensor).file);
+    if (!status.ok()) return status;
+  }
+  for (std::size_t first = 0; first < segments.size();) {
+    std::size_t stop = first;
+    while (stop < segments.size() && segments[stop].tensor == segments[first].tensor) ++stop;
+    if (absl::Status status = Deliver(read, first, stop); !status.ok()) return status;
+    first = stop;
+  }
+  for (const std::int32_t tensor : read.batch->finishes) {
+    if (absl::Status status = Open(tensor); !status.ok()) return status;
+    absl::Status status = session_.CompleteParts(TensorAt(tensor).name);
+    if (!status.ok()) return status;
+    ++stats_.names_done;
+  }
+  return absl::OkStatus();
+}
+
+// Segments [first, stop), all of one tensor.
+absl::Status FileLoad::Deliver(const InFlight& read, std::size_t first, std::size_t stop) {
+  const std::string& name = TensorAt(read.batch->segments[first].tensor).name;
+  std::vector<ByteRun> runs;
+  for (std::size_t i = first; i < stop; ++i) {
+    const ByteRange& bytes = read.batch->segments[i].bytes;
+    if (read.places[i] >= 0) {
+      runs.push_back({bytes.start, read.places[i], bytes.nbytes()});
+      continue;
+    }
+    if (absl::Status status = session_.DeliveredInPlace(name, bytes); !status.ok()) return status;
+  }
+  for (const StridedMap& held : ToMaps(runs)) {
+    absl::Status status = session_.DeliverPart(name, held, ByteSide::OfStorage(read.staging));
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status FileLoad::Fail(const absl::Status& status) {
+  reader_->Cancel();
+  stats_ = stats();
+  is_over_ = true;
+  in_flight_.clear();
+  return session_.FailWith(status);
+}
+
+absl::Status FileLoad::Cancel(const std::string& reason) {
+  if (is_over_) return absl::OkStatus();
+  return Fail(absl::CancelledError(absl::StrCat("`load_files` did not finish: ", reason)));
+}
+
+FileLoadStats FileLoad::stats() const {
+  FileLoadStats stats = stats_;
+  if (is_over_) return stats;
+  if (reader_ != nullptr) stats.read_nbytes = reader_->nbytes_read();
+  stats.seconds = Now() - start_;
+  return stats;
+}
+
+}  // namespace loadplan

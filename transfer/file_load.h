@@ -1,0 +1,135 @@
+// FileLoad: an update out of safetensors files, reading what the plan needs.
+//
+//   auto load = FileLoad::Start(session, plan, paths, {}).value();
+//   while (!load->Step(0.1).value()) Show(load->stats());
+//
+// Threads read the next batches while the calling thread lands the ones before. See Note [How
+// files are read].
+#ifndef LOADPLAN_TRANSFER_FILE_LOAD_H_
+#define LOADPLAN_TRANSFER_FILE_LOAD_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "geometry/export.h"
+#include "lifecycle/reload_session.h"
+#include "transfer/checkpoint_files.h"
+#include "transfer/needed_ranges.h"
+#include "transfer/range_reader.h"
+#include "transfer/read_batches.h"
+
+namespace loadplan {
+
+// Note [How files are read]
+//
+// Every tensor's needed ranges are known before anything is read. They are cut into batches of a
+// quarter of `max_staging_nbytes`; four are in flight. A segment of a batch that goes as it is to
+// one contiguous place in memory of the CPU is read straight to it. The others are read into
+// the batch's staging buffer, and from there the session lands them. What lies in the file between
+// two segments and is cheaper to read than to step over is read along.
+//
+// Nothing of a tensor is written before all its bytes are read, unless it goes straight to its
+// place or is larger than a batch. A file is compared with what it was when its header was read
+// before anything of a batch counts as landed.
+//
+// The reader below knows ranges and memory, the session names and plans. Ranks of a node that read
+// disjoint ranges and exchange them would stand in between.
+
+struct FileLoadOptions {
+  int num_threads = 0;  // 0: chosen
+  bool direct = false;  // past the page cache
+  Index max_staging_nbytes = Index{256} << 20;
+  Index gap = -1;  // bytes read along between two ranges; -1: by cost
+  // Names in the files that the plan does not declare are left alone; else they are an error.
+  bool skips_undeclared = false;
+};
+
+struct FileLoadStats {
+  Index names_done = 0;
+  Index num_names = 0;
+  Index needed_nbytes = 0;   // by the plan, of the names in these files
+  Index planned_nbytes = 0;  // to be read, with gaps
+  Index read_nbytes = 0;     // so far, as the reader counts
+  Index in_place_nbytes = 0;
+  double seconds = 0;
+};
+
+class LOADPLAN_API FileLoad {
+ public:
+  // Opens the files and reads their headers. `session` has begun with `plan` and outlives the load.
+  //
+  // A file that is missing or malformed leaves the session as it was. A name that the plan does not
+  // declare, that has arrived before, or has another shape or dtype than declared fails it, with
+  // nothing written by this load.
+  static absl::StatusOr<std::unique_ptr<FileLoad>> Start(ReloadSession& session,
+                                                         std::shared_ptr<const BoundPlan> plan,
+                                                         std::span<const std::string> paths,
+                                                         const FileLoadOptions& options);
+  ~FileLoad();
+
+  // Goes on for about `seconds`; true when everything has landed. DataLoss fails the session: a
+  // file was cut short, or changed, or cannot be read. No thread writes any more after an error.
+  absl::StatusOr<bool> Step(double seconds);
+  // Ends the load; the session fails with `reason`.
+  absl::Status Cancel(const std::string& reason);
+
+  FileLoadStats stats() const;
+
+ private:
+  struct InFlight {
+    const ReadBatch* batch = nullptr;
+    std::shared_ptr<ReadGroup> group;
+    at::Tensor staging;
+    // Parallel to the segments: where in `staging`; -1: in its place.
+    std::vector<Index> places;
+  };
+
+  FileLoad(ReloadSession& session, std::shared_ptr<const BoundPlan> plan, CheckpointFiles files,
+           const FileLoadOptions& options);
+
+  absl::Status Prepare();
+  absl::Status CheckTensor(const FileTensor& tensor, std::int32_t* entry) const;
+  Index GapOf(const CheckpointFiles& files, std::int32_t file) const;
+  absl::Status SubmitNext();
+  absl::Status Open(std::int32_t tensor);
+  absl::StatusOr<std::byte*> PlaceOf(const Segment& segment);
+  // Finds places for the segments that go into staging; their reads, with the place of each as its
+  // tag. The size of the buffer.
+  Index PlaceInStaging(InFlight& next, std::vector<ReadJob>& jobs) const;
+  absl::Status Land(const InFlight& read);
+  absl::Status Deliver(const InFlight& read, std::size_t first, std::size_t stop);
+  absl::Status Fail(const absl::Status& status);
+  at::Tensor TakeBuffer(Index nbytes);
+  const FileTensor& TensorAt(std::int32_t tensor) const {
+    return files_.tensors()[static_cast<std::size_t>(tensor)];
+  }
+
+  ReloadSession& session_;
+  const std::shared_ptr<const BoundPlan> plan_;
+  const CheckpointFiles files_;
+  const FileLoadOptions options_;
+  const bool pins_memory_;
+  std::vector<Index> gaps_;  // per file
+  std::vector<ReadBatch> batches_;
+  std::size_t next_batch_ = 0;
+  std::vector<bool> is_open_;        // per tensor
+  std::vector<at::Tensor> buffers_;  // to be used again
+  FileLoadStats stats_;
+  double start_ = 0;
+  bool is_over_ = false;
+  // Last, so that their threads are gone before the memory they write to.
+  std::deque<InFlight> in_flight_;
+  std::unique_ptr<RangeReader> reader_;
+};
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_TRANSFER_FILE_LOAD_H_

@@ -1,0 +1,152 @@
+#include "transfer/range_reader.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "transfer/read_fully.h"
+
+namespace loadplan {
+namespace {
+
+// Of memory, offsets and lengths: what every disk takes.
+constexpr Index kDirectUnit = 4096;
+
+Index RoundDown(Index value) { return value - value % kDirectUnit; }
+Index RoundUp(Index value) { return RoundDown(value + kDirectUnit - 1); }
+
+}  // namespace
+
+RangeReader::RangeReader(const Options& options) : direct_(options.direct) {
+  for (int i = 0; i < std::max(1, options.num_threads); ++i) {
+    threads_.emplace_back([this] { Work(); });
+  }
+}
+
+RangeReader::~RangeReader() {
+  Cancel();
+  {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+  }
+  has_work_.notify_all();
+  for (std::thread& thread : threads_) thread.join();
+  for (const auto& [fd, direct_fd] : direct_fds_) {
+    if (direct_fd >= 0) close(direct_fd);
+  }
+}
+
+std::shared_ptr<ReadGroup> RangeReader::Submit(const std::vector<ReadJob>& jobs) {
+  auto group = std::make_shared<ReadGroup>();
+  {
+    const std::lock_guard lock(mutex_);
+    for (ReadJob job : jobs) {
+      while (job.nbytes > 0) {
+        ReadJob part = job;
+        part.nbytes = std::min(job.nbytes, kMaxRead);
+        job.offset += part.nbytes;
+        job.nbytes -= part.nbytes;
+        job.to += part.nbytes;
+        tasks_.push_back({group, part});
+        ++group->num_left;
+      }
+    }
+  }
+  has_work_.notify_all();
+  return group;
+}
+
+bool RangeReader::WaitFor(const ReadGroup& group, double seconds) {
+  std::unique_lock lock(mutex_);
+  return has_news_.wait_for(lock, std::chrono::duration<double>(seconds),
+                            [&] { return group.num_left == 0; });
+}
+
+absl::Status RangeReader::StatusOf(const ReadGroup& group) const {
+  const std::lock_guard lock(mutex_);
+  return group.status;
+}
+
+void RangeReader::Cancel() {
+  std::unique_lock lock(mutex_);
+  tasks_.clear();
+  has_news_.wait(lock, [this] { return num_running_ == 0; });
+}
+
+void RangeReader::Work() {
+  std::vector<std::byte> bounce;
+  std::unique_lock lock(mutex_);
+  while (true) {
+    has_work_.wait(lock, [this] { return stops_ || !tasks_.empty(); });
+    if (stops_) return;
+    const Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    absl::Status status;
+    if (task.group->status.ok()) {
+      ++num_running_;
+      lock.unlock();
+      status = Read(task.job, bounce);
+      lock.lock();
+      --num_running_;
+    }
+    if (task.group->status.ok()) task.group->status = std::move(status);
+    --task.group->num_left;
+    if (task.group->num_left == 0 || num_running_ == 0) has_news_.notify_all();
+  }
+}
+
+absl::Status RangeReader::Read(const ReadJob& job, std::vector<std::byte>& bounce) {
+  const int direct_fd = direct_ ? DirectFd(job) : -1;
+  absl::Status status;
+  if (direct_fd >= 0) {
+    status = ReadDirect(direct_fd, job, bounce);
+  } else {
+    status = ReadFully(job.fd, job.offset, job.nbytes, job.to);
+    nbytes_read_.fetch_add(job.nbytes, std::memory_order_relaxed);
+  }
+  if (status.ok()) return status;
+  return absl::Status(status.code(),
+                      absl::StrCat("`", *job.path, "` ", std::string(status.message())));
+}
+
+int RangeReader::DirectFd(const ReadJob& job) {
+  const std::lock_guard lock(mutex_);
+  const auto [found, is_new] = direct_fds_.emplace(job.fd, -1);
+  if (is_new) {
+    // Not by its name, which may be another file's by now.
+    const std::string same = absl::StrCat("/proc/self/fd/", job.fd);
+    found->second = open(same.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT);
+  }
+  return found->second;
+}
+
+absl::Status RangeReader::ReadDirect(int fd, const ReadJob& job, std::vector<std::byte>& bounce) {
+  const Index start = RoundDown(job.offset);
+  const Index stop = RoundUp(job.offset + job.nbytes);
+  if (bounce.empty()) bounce.resize(static_cast<std::size_t>(kMaxRead + 3 * kDirectUnit));
+  const auto address = reinterpret_cast<std::uintptr_t>(bounce.data());
+  std::byte* aligned =
+      bounce.data() + (kDirectUnit - static_cast<Index>(address % kDirectUnit)) % kDirectUnit;
+  Index done = 0;
+  const Index needed = job.offset + job.nbytes - start;
+  while (done < needed) {
+    const ssize_t got =
+        pread(fd, aligned + done, static_cast<std::size_t>(stop - start - done), start + done);
+    if (got < 0 && errno == EINTR) continue;
+    // The end of the file, or a file system that takes no such read: the plain way says which.
+    if (got <= 0 || (got % kDirectUnit != 0 && done + got < needed)) break;
+    done += got;
+  }
+  nbytes_read_.fetch_add(stop - start, std::memory_order_relaxed);
+  if (done < needed) return ReadFully(job.fd, job.offset, job.nbytes, job.to);
+  std::memcpy(job.to, aligned + (job.offset - start), static_cast<std::size_t>(job.nbytes));
+  return absl::OkStatus();
+}
+
+}  // namespace loadplan

@@ -1,0 +1,93 @@
+// RangeReader: threads that read ranges of files into memory. It knows no plan and no tensor.
+//
+//   RangeReader reader({.threads = 4});
+//   auto group = reader.Submit({{.fd = fd, .offset = 4096, .nbytes = 100, .to = buffer}});
+//   while (!reader.WaitFor(*group, 0.1)) ShowProgress(reader.nbytes_read());
+//   absl::Status status = reader.StatusOf(*group);
+#ifndef LOADPLAN_TRANSFER_RANGE_READER_H_
+#define LOADPLAN_TRANSFER_RANGE_READER_H_
+
+#include <atomic>
+#include <condition_variable>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "geometry/index.h"
+
+namespace loadplan {
+
+struct ReadJob {
+  int fd = -1;
+  const std::string* path = nullptr;  // for errors; outlives the reader's use of it
+  Index offset = 0;
+  Index nbytes = 0;
+  std::byte* to = nullptr;
+  Index tag = 0;  // the caller's own
+};
+
+// Jobs that are waited for together.
+struct ReadGroup {
+  std::size_t num_left = 0;
+  absl::Status status;  // the first error
+};
+
+class RangeReader {
+ public:
+  struct Options {
+    int num_threads = 4;
+    // Past the page cache (O_DIRECT), where the file system can; through a buffer of the thread.
+    bool direct = false;
+  };
+
+  explicit RangeReader(const Options& options);
+  // Waits until no thread writes any more.
+  ~RangeReader();
+
+  // Jobs start in this order, each cut into reads of kMaxRead bytes. An error drops those of its
+  // group that have not started.
+  std::shared_ptr<ReadGroup> Submit(const std::vector<ReadJob>& jobs);
+  // Whether the group is done, after at most `seconds`.
+  bool WaitFor(const ReadGroup& group, double seconds);
+  absl::Status StatusOf(const ReadGroup& group) const;
+  // Drops what has not started and waits for what has.
+  void Cancel();
+
+  // Bytes asked of the files so far, what direct reads read around the ranges included.
+  Index nbytes_read() const { return nbytes_read_.load(std::memory_order_relaxed); }
+
+  static constexpr Index kMaxRead = Index{8} << 20;
+
+ private:
+  struct Task {
+    std::shared_ptr<ReadGroup> group;
+    ReadJob job;
+  };
+
+  void Work();
+  absl::Status Read(const ReadJob& job, std::vector<std::byte>& bounce);
+  absl::Status ReadDirect(int fd, const ReadJob& job, std::vector<std::byte>& bounce);
+  // A second descriptor for direct reads; -1 where there can be none.
+  int DirectFd(const ReadJob& job);
+
+  const bool direct_;
+  mutable std::mutex mutex_;
+  std::condition_variable has_work_;
+  std::condition_variable has_news_;
+  std::deque<Task> tasks_;
+  int num_running_ = 0;
+  bool stops_ = false;
+  absl::flat_hash_map<int, int> direct_fds_;
+  std::atomic<Index> nbytes_read_{0};
+  std::vector<std::thread> threads_;
+};
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_TRANSFER_RANGE_READER_H_

@@ -1,0 +1,100 @@
+#include "transfer/read_batches.h"
+
+#include <algorithm>
+#include <deque>
+#include <utility>
+
+namespace loadplan {
+namespace {
+
+// The batches of one file.
+class Batcher {
+ public:
+  explicit Batcher(Index max_nbytes) : max_nbytes_(max_nbytes) {}
+
+  void Add(std::int32_t tensor, const std::vector<ByteRange>& ranges) {
+    Index nbytes = 0;
+    for (const ByteRange& range : ranges) nbytes += range.nbytes();
+    if (used_ + nbytes > max_nbytes_) Close();
+    for (ByteRange range : ranges) {
+      while (!range.empty()) {
+        if (used_ == max_nbytes_) Close();
+        const Index stop = std::min(range.stop, range.start + max_nbytes_ - used_);
+        current_.segments.push_back({tensor, {range.start, stop}});
+        used_ += stop - range.start;
+        range.start = stop;
+      }
+    }
+    current_.finishes.push_back(tensor);
+  }
+
+  std::deque<ReadBatch> Take() {
+    Close();
+    return std::move(batches_);
+  }
+
+ private:
+  void Close() {
+    if (current_.segments.empty() && current_.finishes.empty()) return;
+    batches_.push_back(std::exchange(current_, {}));
+    used_ = 0;
+  }
+
+  const Index max_nbytes_;
+  std::deque<ReadBatch> batches_;
+  ReadBatch current_;
+  Index used_ = 0;
+};
+
+}  // namespace
+
+std::vector<ReadBatch> MakeBatches(const CheckpointFiles& files,
+                                   std::span<const std::vector<ByteRange>> ranges,
+                                   const std::vector<bool>& skipped, Index max_nbytes) {
+  std::vector<Batcher> batchers(files.num_files(), Batcher(max_nbytes));
+  for (std::size_t i = 0; i < files.tensors().size(); ++i) {
+    if (skipped[i]) continue;
+    const auto file = static_cast<std::size_t>(files.tensors()[i].file);
+    batchers[file].Add(static_cast<std::int32_t>(i), ranges[i]);
+  }
+  std::vector<std::deque<ReadBatch>> per_file;
+  for (Batcher& batcher : batchers) per_file.push_back(batcher.Take());
+  std::vector<ReadBatch> batches;
+  for (bool found = true; found;) {
+    found = false;
+    for (std::deque<ReadBatch>& left : per_file) {
+      if (left.empty()) continue;
+      batches.push_back(std::move(left.front()));
+      left.pop_front();
+      found = true;
+    }
+  }
+  return batches;
+}
+
+std::vector<StridedMap> ToMaps(std::span<const ByteRun> runs) {
+  std::vector<StridedMap> maps;
+  for (std::size_t i = 0; i < runs.size();) {
+    std::size_t stop = i + 1;
+    Index to_step = 0;
+    Index from_step = 0;
+    for (; stop < runs.size() && runs[stop].nbytes == runs[i].nbytes; ++stop) {
+      const Index to = runs[stop].to - runs[stop - 1].to;
+      const Index from = runs[stop].from - runs[stop - 1].from;
+      if (stop == i + 1) {
+        to_step = to;
+        from_step = from;
+      } else if (to != to_step || from != from_step) {
+        break;
+      }
+    }
+    const Index nbytes = runs[i].nbytes;
+    maps.push_back(StridedMap::Unchecked({static_cast<Index>(stop - i)},
+                                         {runs[i].to, {to_step}, nbytes},
+                                         {runs[i].from, {from_step}, nbytes}, /*is_cast=*/false));
+    i = stop;
+  }
+  return maps;
+}
+
+}  // namespace loadplan
