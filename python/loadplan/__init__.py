@@ -7,6 +7,7 @@ from . import _library
 from .layerwise import record_metadata_for_reloading, reload_from_high_precision
 from .metadata import ParamMeta, metadata
 from .plan import Entry, LoadPlan, Overlap, Uncovered, Write, check_plannable, plan_loads
+from .plan_files import load_plan
 from .reload import (
     Receipt,
     ReloadState,
@@ -37,6 +38,7 @@ __all__ = [
     "abort_reload",
     "check_plannable",
     "finish_reload",
+    "load_plan",
     "load_planned",
     "metadata",
     "plan_loads",
