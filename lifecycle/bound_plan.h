@@ -24,10 +24,14 @@ struct BoundPlan {
   mutable std::atomic<bool> is_reported{false};
 
   BoundPlan(std::shared_ptr<const TracedPlan> plan, std::shared_ptr<const TargetSet> live)
+      : BoundPlan(plan, live, Premises(*plan, *live)) {}
+  // With the premises of a plan that was saved.
+  BoundPlan(std::shared_ptr<const TracedPlan> plan, std::shared_ptr<const TargetSet> live,
+            Premises saved)
       : traced(std::move(plan)),
         targets(std::move(live)),
         layout(LayoutSnapshot::Of(targets->targets())),
-        premises(*traced, *targets) {}
+        premises(std::move(saved)) {}
   const LoadPlan& plan() const { return traced->plan; }
 };
 

@@ -4,6 +4,7 @@
 #define LOADPLAN_LIFECYCLE_PREMISES_H_
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -17,10 +18,14 @@ class LOADPLAN_API Premises {
  public:
   // Reads the bytes now.
   Premises(const TracedPlan& traced, const TargetSet& targets);
+  // What they were when a plan was saved; parallel to LoadPlan::premises(). Without externals.
+  explicit Premises(std::vector<std::uint64_t> digests) : digests_(std::move(digests)) {}
 
   // OK where they are what they were. Else FailedPrecondition, naming what changed: the
   // loader would do something else today.
   absl::Status Check(const TracedPlan& traced, const TargetSet& targets) const;
+
+  const std::vector<std::uint64_t>& digests() const { return digests_; }
 
  private:
   std::vector<std::uint64_t> digests_;    // parallel to LoadPlan::premises()

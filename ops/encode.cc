@@ -12,16 +12,35 @@ void AppendSide(const MapSide& side, std::vector<std::int64_t>& numbers) {
   numbers.push_back(side.itemsize);
 }
 
-}  // namespace
-
-std::vector<std::int64_t> EncodeBoxes(std::span<const Box> boxes) {
-  std::vector<std::int64_t> numbers;
+void AppendBoxes(std::span<const Box> boxes, std::vector<std::int64_t>& numbers) {
   for (const Box& box : boxes) {
     numbers.push_back(box.rank());
     for (const Interval& interval : box.intervals()) {
       numbers.push_back(interval.start);
       numbers.push_back(interval.stop);
     }
+  }
+}
+
+}  // namespace
+
+std::vector<std::int64_t> EncodeBoxes(std::span<const Box> boxes) {
+  std::vector<std::int64_t> numbers;
+  AppendBoxes(boxes, numbers);
+  return numbers;
+}
+
+std::vector<std::int64_t> EncodeLandings(std::span<const Landing> landings) {
+  std::vector<std::int64_t> numbers;
+  for (const Landing& landing : landings) {
+    const auto count = [](const std::vector<Box>& boxes) {
+      return static_cast<std::int64_t>(boxes.size());
+    };
+    numbers.insert(numbers.end(), {landing.target, static_cast<std::int64_t>(landing.origin.kind),
+                                   landing.origin.index, landing.is_hull ? 1 : 0,
+                                   count(landing.from), count(landing.to)});
+    AppendBoxes(landing.from, numbers);
+    AppendBoxes(landing.to, numbers);
   }
   return numbers;
 }

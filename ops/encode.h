@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "geometry/box.h"
+#include "plan/landings.h"
 #include "plan/load_plan.h"
 
 namespace loadplan {
@@ -24,6 +25,10 @@ struct EncodedWrites {
 };
 EncodedWrites EncodeWrites(std::span<const WriteItem> items,
                            std::span<const std::string> storage_names);
+
+// Per landing: target, kind of origin, its index, 1 where boxes are hulls, the number of source
+// boxes and of target boxes, then these boxes as EncodeBoxes does.
+std::vector<std::int64_t> EncodeLandings(std::span<const Landing> landings);
 
 // Other names that the programs of `entry` also need, sorted; empty where it feeds none.
 std::vector<std::int64_t> InputNames(const LoadPlan& plan, std::int32_t entry);

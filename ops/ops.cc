@@ -13,127 +13,18 @@
 #include <vector>
 
 #include "backend/call_watch.h"
-#include "backend/convert.h"
 #include "backend/target_set.h"
 #include "backend/tracer.h"
 #include "lifecycle/reload_session.h"
 #include "loadplan_built_for.h"
+#include "ops/arguments.h"
 #include "ops/encode.h"
 #include "ops/file_load_class.h"
-#include "ops/raise.h"
+#include "ops/plan_class.h"
+#include "ops/plan_file_class.h"
 
 namespace loadplan {
 namespace {
-
-using Ints = std::vector<std::int64_t>;
-using Strings = std::vector<std::string>;
-using Tensors = std::vector<at::Tensor>;
-
-std::vector<LiveTarget> LiveTargets(Strings names, Tensors tensors) {
-  TORCH_CHECK_VALUE(names.size() == tensors.size(), "as many names as target tensors are needed");
-  std::vector<LiveTarget> targets;
-  targets.reserve(names.size());
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    targets.push_back({std::move(names[i]), std::move(tensors[i])});
-  }
-  return targets;
-}
-
-class LoadPlanClass : public torch::CustomClassHolder {
- public:
-  explicit LoadPlanClass(std::shared_ptr<const BoundPlan> bound) : bound_(std::move(bound)) {
-    for (std::size_t i = 0; i < bound_->targets->storages().size(); ++i) {
-      storage_names_.push_back(bound_->targets->NameOf(static_cast<StorageId>(i)));
-    }
-  }
-
-  const std::shared_ptr<const BoundPlan>& bound() const { return bound_; }
-  const LoadPlan& plan() const { return bound_->plan(); }
-
-  Strings names() const {
-    Strings names;
-    names.reserve(plan().sources().size());
-    for (const SourceTensor& source : plan().sources()) names.push_back(source.name);
-    return names;
-  }
-  Ints kinds() const {
-    Ints kinds;
-    kinds.reserve(plan().entries().size());
-    for (const PlanEntry& entry : plan().entries())
-      kinds.push_back(static_cast<int64_t>(entry.kind));
-    return kinds;
-  }
-  // reason, nbytes, reads, writes (numbers, targets), names that its programs need.
-  std::tuple<std::string, int64_t, Ints, Ints, Strings, Ints> entry(int64_t index) const {
-    const std::int32_t entry = Checked(index);
-    EncodedWrites writes = EncodeWrites(plan().writes_of(entry), storage_names_);
-    return {plan().entries()[static_cast<std::size_t>(entry)].reason,
-            plan().ReadNbytes(entry),
-            EncodeBoxes(plan().Reads(entry)),
-            std::move(writes.numbers),
-            std::move(writes.targets),
-            InputNames(plan(), entry)};
-  }
-  std::optional<Ints> boxes(int64_t index) const {
-    const auto boxes = plan().GetBoxes(Checked(index));
-    if (!boxes.has_value()) return std::nullopt;
-    return EncodeBoxes(*boxes);
-  }
-  std::optional<std::tuple<Ints, Tensors>> dest(int64_t index) const {
-    const std::int32_t entry = Checked(index);
-    const auto dests = plan().GetDest(entry);
-    if (!dests.has_value()) return std::nullopt;
-    const DType dtype = plan().sources()[static_cast<std::size_t>(entry)].dtype;
-    std::vector<Box> boxes;
-    Tensors tensors;
-    for (const LoadPlan::Dest& dest : *dests) {
-      // Without memory outside an update: only load_planned knows where the bytes go.
-      const at::Tensor& storage =
-          bound_->targets->storages()[static_cast<std::size_t>(dest.storage)];
-      if (storage.is_meta()) return std::nullopt;
-      boxes.push_back(dest.box);
-      tensors.push_back(bound_->targets->View(dest.storage, dest.region, ToScalarType(dtype)));
-    }
-    if (!tensors.empty()) bound_->gave_destinations = true;
-    return std::make_tuple(EncodeBoxes(boxes), std::move(tensors));
-  }
-  std::tuple<Strings, Ints, Ints> uncovered() const {
-    std::tuple<Strings, Ints, Ints> result;
-    for (const UncoveredTarget& item : plan().uncovered()) {
-      if (item.nbytes == 0) continue;
-      std::get<0>(result).push_back(plan().targets()[static_cast<std::size_t>(item.target)].name);
-      std::get<1>(result).push_back(item.nbytes);
-      std::get<2>(result).push_back(item.total_nbytes);
-    }
-    return result;
-  }
-  // (first, second, bytes) per pair, and the target.
-  std::tuple<Ints, Strings> overlaps() const {
-    std::tuple<Ints, Strings> result;
-    for (const NameOverlap& overlap : plan().overlaps()) {
-      for (const int64_t value :
-           {int64_t{overlap.first}, int64_t{overlap.second}, overlap.nbytes}) {
-        std::get<0>(result).push_back(value);
-      }
-      std::get<1>(result).push_back(storage_names_[static_cast<std::size_t>(overlap.storage)]);
-    }
-    return result;
-  }
-  std::string report() const { return plan().Report(); }
-  int64_t num_fallbacks() const {
-    return std::ranges::count(plan().entries(), EntryKind::kFallback, &PlanEntry::kind);
-  }
-
- private:
-  std::int32_t Checked(int64_t index) const {
-    TORCH_CHECK_INDEX(index >= 0 && index < static_cast<int64_t>(plan().entries().size()),
-                      "entry ", index, " of a plan with ", plan().entries().size());
-    return static_cast<std::int32_t>(index);
-  }
-
-  std::shared_ptr<const BoundPlan> bound_;
-  Strings storage_names_;
-};
 
 class TracerClass : public torch::CustomClassHolder {
  public:
@@ -426,7 +317,16 @@ void DefineClasses(torch::Library& library) {
       .def("uncovered", &LoadPlanClass::uncovered)
       .def("overlaps", &LoadPlanClass::overlaps)
       .def("report", &LoadPlanClass::report)
-      .def("num_fallbacks", &LoadPlanClass::num_fallbacks);
+      .def("num_fallbacks", &LoadPlanClass::num_fallbacks)
+      .def("landings", &LoadPlanClass::landings)
+      .def("metas", &LoadPlanClass::metas)
+      .def("targets", &LoadPlanClass::targets)
+      .def("save", &LoadPlanClass::save);
+  library.class_<PlanFileClass>("PlanFile")
+      .def(torch::init<const std::string&>())
+      .def("about", &PlanFileClass::about)
+      .def("plan", &PlanFileClass::plan)
+      .def("bind", &PlanFileClass::bind);
   library.class_<TracerClass>("Tracer")
       .def(torch::init<Strings, Ints, Ints, Ints, Strings, Tensors>())
       .def("begin_pass", &TracerClass::begin_pass)

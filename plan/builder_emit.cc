@@ -159,24 +159,7 @@ void LoadPlanBuilder::EmitPrograms() {
       }
     }
   }
-  IndexProgramReads();
-}
-
-void LoadPlanBuilder::IndexProgramReads() {
-  for (size_t p = 0; p < plan_.programs_.size(); ++p) {
-    const Program& program = plan_.programs_[p];
-    for (size_t i = 0; i < program.inputs.size(); ++i) {
-      for (size_t k = 0; k < program.inputs[i].pieces.size(); ++k) {
-        const Origin& origin = program.inputs[i].pieces[k].origin;
-        if (origin.kind != OriginKind::kCheckpoint) continue;
-        plan_.program_reads_.push_back({origin.index, static_cast<std::int32_t>(p),
-                                        static_cast<std::int32_t>(i),
-                                        static_cast<std::int32_t>(k)});
-      }
-    }
-  }
-  std::stable_sort(plan_.program_reads_.begin(), plan_.program_reads_.end(),
-                   [](const auto& a, const auto& b) { return a.entry < b.entry; });
+  plan_.IndexProgramReads();
 }
 
 // `refs` by entry, time and piece: counted, for most names have one or none.

@@ -72,7 +72,6 @@ class LoadPlanBuilder {
   void EmitNameless(StorageId target, TargetWrite& write);
   static std::vector<PieceRef> ByEntry(const std::vector<PieceRef>& refs, size_t num_entries);
   void EmitOfEntries(const std::vector<PieceRef>& refs);
-  void IndexProgramReads();
   void Classify();
 
   const StorageRecord& storage(StorageId id) const {

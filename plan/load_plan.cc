@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "plan/landings.h"
 #include "plan/report.h"
 
 namespace loadplan {
@@ -14,26 +15,6 @@ namespace {
 
 // Boxes of one name beyond which its bounding box is read instead.
 constexpr Index kMaxBoxes = 1 << 14;
-
-// The bytes that a map reads, as a layout: a flip reads what it reads without
-// flipping, a broadcast what it reads once.
-StridedLayout FromLayout(const StridedMap& map) {
-  Index byte_offset = map.from().byte_offset;
-  DimVector shape;
-  DimVector byte_strides;
-  for (size_t d = 0; d < map.shape().size(); ++d) {
-    Index stride = map.from().byte_strides[d];
-    if (stride == 0 && map.shape()[d] > 0) continue;
-    if (stride < 0) {
-      byte_offset += stride * (map.shape()[d] - 1);
-      stride = -stride;
-    }
-    shape.push_back(map.shape()[d]);
-    byte_strides.push_back(stride);
-  }
-  return StridedLayout::Unchecked(byte_offset, std::move(shape), std::move(byte_strides),
-                                  map.from().itemsize);
-}
 
 DenseTensor DenseOf(const SourceTensor& source) { return {source.shape, source.dtype.itemsize}; }
 
@@ -188,6 +169,22 @@ std::optional<std::vector<LoadPlan::Dest>> LoadPlan::GetDest(std::int32_t entry)
     }
   }
   return dests;
+}
+
+void LoadPlan::IndexProgramReads() {
+  for (size_t p = 0; p < programs_.size(); ++p) {
+    const Program& program = programs_[p];
+    for (size_t i = 0; i < program.inputs.size(); ++i) {
+      for (size_t k = 0; k < program.inputs[i].pieces.size(); ++k) {
+        const Origin& origin = program.inputs[i].pieces[k].origin;
+        if (origin.kind != OriginKind::kCheckpoint) continue;
+        program_reads_.push_back({origin.index, static_cast<std::int32_t>(p),
+                                  static_cast<std::int32_t>(i), static_cast<std::int32_t>(k)});
+      }
+    }
+  }
+  std::stable_sort(program_reads_.begin(), program_reads_.end(),
+                   [](const ProgramRead& a, const ProgramRead& b) { return a.entry < b.entry; });
 }
 
 void LoadPlan::IndexLiveReads() {

@@ -1,5 +1,6 @@
 // LoadPlan: which bytes of which checkpoint tensor land where in live memory.
-// Immutable once built; no torch, no pointers, so that it can be saved.
+// Immutable once built; no torch, no pointers, so that it can be saved: what is added to it
+// goes into plan files too (plan/plan_file.h).
 #ifndef LOADPLAN_PLAN_LOAD_PLAN_H_
 #define LOADPLAN_PLAN_LOAD_PLAN_H_
 
@@ -187,6 +188,7 @@ class LOADPLAN_API LoadPlan {
 
  private:
   friend class LoadPlanBuilder;
+  friend class PlanFileDecoder;
 
   // A piece of a program's input that is read from checkpoint tensor `entry`.
   struct ProgramRead {
@@ -197,6 +199,8 @@ class LOADPLAN_API LoadPlan {
   };
   // Calls `f` with the map of every write and program input that reads `entry`.
   void ForEachRead(std::int32_t entry, const std::function<void(const StridedMap&)>& f) const;
+  // Fills program_reads_ from the programs.
+  void IndexProgramReads();
   // Fills live_reads_ from the writes and programs.
   void IndexLiveReads();
   bool MeetsLiveRead(StorageId storage, ByteRange range) const;

@@ -8,6 +8,7 @@ from .files import BucketItem, FileStats, load_bucket, load_files
 from .layerwise import record_metadata_for_reloading, reload_from_high_precision
 from .metadata import ParamMeta, metadata
 from .plan import Entry, LoadPlan, Overlap, Uncovered, Write, check_plannable, plan_loads
+from .plan_files import load_plan
 from .reload import (
     Coverage,
     Receipt,
@@ -46,6 +47,7 @@ __all__ = [
     "finish_reload",
     "load_bucket",
     "load_files",
+    "load_plan",
     "load_planned",
     "metadata",
     "plan_loads",

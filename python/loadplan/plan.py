@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ._library import DTYPE_OF
 from ._passes import explore, make_tracer, run_passes, trace_fallback_call
 from ._sessions import Session, session_of
-from .metadata import ParamMeta, Source, metadata
+from .metadata import ParamMeta, Source, StrPath, metadata
 from .targets import Model, Targets, as_targets
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
@@ -87,7 +87,7 @@ class LoadPlan:
     def __init__(
         self,
         handle: Any,
-        metas: list[ParamMeta],
+        metas: Sequence[ParamMeta],
         placement: Any,
         session: Session | None,
         trace_seconds: float,
@@ -95,7 +95,8 @@ class LoadPlan:
     ) -> None:
         self._handle = handle
         self._metas = metas
-        self._index = {meta.name: index for index, meta in enumerate(metas)}
+        names: list[str] = getattr(metas, "names", None) or [meta.name for meta in metas]
+        self._index: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         self._placement = placement
         # Weakly: the session knows its last plan, and both go with the model.
         self._session = weakref.ref(session) if session is not None else lambda: None
@@ -180,6 +181,20 @@ class LoadPlan:
             )
         return "\n".join(lines)
 
+    def save(self, path: StrPath, *, tag: str | None = None) -> None:
+        """Writes the plan to a file, from which `load_plan` binds it to a model laid out alike.
+
+        ``tag`` says what the tensors do not show and the plan depends on: which rank this is, the
+        engine's version, its configuration.  Only the same tag loads the file.  Default: the rank
+        in the default process group of torch.distributed, else empty.
+
+        Raises RuntimeError where a file cannot say all that the plan rests on: its loader read a
+        tensor that is no target; ValueError for a placement token that is no plain value.
+        """
+        from .plan_files import save_plan
+
+        save_plan(self, path, tag)
+
     def __repr__(self) -> str:
         return f"<loadplan.LoadPlan of {len(self._metas)} names>"
 
@@ -191,7 +206,7 @@ class LoadPlan:
 
 
 class _Entries(Mapping[str, Entry]):
-    def __init__(self, handle: Any, metas: list[ParamMeta], index: dict[str, int]) -> None:
+    def __init__(self, handle: Any, metas: Sequence[ParamMeta], index: dict[str, int]) -> None:
         self._handle = handle
         self._metas = metas
         self._index = index

@@ -12,10 +12,12 @@
 #include "absl/strings/str_cat.h"
 #include "backend/call_watch.h"
 #include "backend/convert.h"
+#include "backend/operator_codec.h"
 #include "backend/target_set.h"
 #include "backend/tracer.h"
 #include "lifecycle/execute.h"
 #include "lifecycle/reload_session.h"
+#include "lifecycle/saved_plan.h"
 
 namespace loadplan::testing {
 namespace {
@@ -78,6 +80,10 @@ class BothWays {
     if (const std::string changed = Difference(before, live_); !changed.empty())
       return {Outcome::kFailed, "while tracing, " + changed};
     if (outcome.kind != Outcome::kPlanned && outcome.kind != Outcome::kFallback) return outcome;
+    if (gen_() % 2 == 0) {
+      if (std::string error = ThroughFile(outcome); !error.empty())
+        return {Outcome::kFailed, absl::StrCat("plan file: ", error)};
+    }
     for (int update = 0; update < kUpdates; ++update) {
       const std::string error =
           outcome.kind == Outcome::kPlanned ? Update(update) : UpdateWithFallbacks(update);
@@ -177,6 +183,27 @@ class BothWays {
       outcome.detail = entry.reason;
     }
     return outcome;
+  }
+
+  // Takes the plan that stands in a file, on tensors that were looked up again. "" or what
+  // went wrong.
+  std::string ThroughFile(Outcome& outcome) {
+    const PlanFileInfo info{"1", "2", "AVX2", "", "None", {}, 0};
+    const auto bytes = EncodeBoundPlan(BoundPlan(plan_, targets_), info);
+    // The one thing that a file cannot hold.
+    if (!bytes.ok()) return plan_->externals.empty() ? bytes.status().ToString() : "";
+    auto file = DecodePlanFile(*bytes, DTypeByName);
+    if (!file.ok()) return file.status().ToString();
+    std::vector<LiveTarget> live = targets_->targets();
+    std::shuffle(live.begin(), live.end(), gen_);
+    const auto bound = BindPlan(*std::move(file), std::move(live), info);
+    if (!bound.ok()) return bound.status().ToString();
+    if (const auto again = EncodeBoundPlan(**bound, info); !again.ok() || *again != *bytes)
+      return "the loaded plan is another file";
+    plan_ = (*bound)->traced;
+    targets_ = (*bound)->targets;
+    outcome.from_file = true;
+    return "";
   }
 
   // `value` where the plan reads it, other values elsewhere.

@@ -42,6 +42,7 @@ struct Tally {
   std::int64_t names = 0;
   std::int64_t direct = 0;
   std::int64_t derived = 0;
+  std::int64_t from_file = 0;
 
   void Add(const Outcome& outcome) {
     ++kinds[outcome.kind];
@@ -49,6 +50,7 @@ struct Tally {
       ++reasons[(outcome.kind == Outcome::kRefused ? "refused: " : "fallback: ") +
                 Folded(outcome.detail)];
     if (outcome.kind != Outcome::kPlanned) return;
+    from_file += outcome.from_file;
     names += outcome.num_names;
     direct += outcome.num_direct;
     derived += outcome.num_derived;
@@ -60,8 +62,9 @@ struct Tally {
     };
     std::cout << count << " programs in " << seconds << " s: " << of(Outcome::kPlanned)
               << " by plan (" << names << " names, " << direct << " direct, " << derived
-              << " derived), " << of(Outcome::kFallback) << " with fallbacks, "
-              << of(Outcome::kRefused) << " refused, " << of(Outcome::kInvalid) << " invalid\n";
+              << " derived; " << from_file << " from files), " << of(Outcome::kFallback)
+              << " with fallbacks, " << of(Outcome::kRefused) << " refused, "
+              << of(Outcome::kInvalid) << " invalid\n";
     std::multimap<int, std::string, std::greater<>> ranked;
     for (const auto& [reason, times] : reasons) ranked.emplace(times, reason);
     int left = FromEnvironment("LOADPLAN_REASONS", 6);
@@ -117,6 +120,7 @@ TEST_F(RandomLoader, PlanLeavesWhatTheLoaderLeaves) {
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
   tally.Print(count, seconds.count());
   EXPECT_LE(tally.kinds[Outcome::kRefused] * 10, count) << "more than a tenth is refused";
+  EXPECT_GE(tally.from_file * 3, tally.kinds[Outcome::kPlanned] - 30) << "few plans can be saved";
   EXPECT_EQ(tally.kinds[Outcome::kInvalid], 0) << "the generator makes programs that eager refuses";
 }
 

@@ -39,14 +39,9 @@ class LiveLog {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::mul", "Tensor");
     auto node = std::make_shared<OperatorNode>(OperatorNode{op, {}, {}, 2, {}});
     node->arguments = {at::Tensor(), at::Tensor()};
-    node->slots = {{0, -1, false, {}}, {1, -1, false, {}}};
-    const DimVector& shape = left.layout.shape();
-    const View value = log_.Node("aten::mul.Tensor", {left, right}, shape);
-    ResultMeta meta{{shape.begin(), shape.end()}, {}, ToScalarType(left.dtype)};
-    for (const Index stride : value.layout.byte_strides()) {
-      meta.strides.push_back(stride / value.layout.itemsize());
-    }
-    node->results = {meta};
+    node->slots = {{0, -1, false, MetaOf(left)}, {1, -1, false, MetaOf(right)}};
+    const View value = log_.Node("aten::mul.Tensor", {left, right}, left.layout.shape());
+    node->results = {MetaOf(value)};
     nodes_.push_back(std::move(node));
     return value;
   }
@@ -77,6 +72,15 @@ class LiveLog {
   const at::Tensor& target(std::size_t index) const { return targets_[index].tensor; }
 
  private:
+  static ResultMeta MetaOf(const View& view) {
+    const DimVector& shape = view.layout.shape();
+    ResultMeta meta{{shape.begin(), shape.end()}, {}, ToScalarType(view.dtype)};
+    for (const Index stride : view.layout.byte_strides()) {
+      meta.strides.push_back(stride / view.layout.itemsize());
+    }
+    return meta;
+  }
+
   LogBuilder log_;
   std::vector<LiveTarget> targets_;
   std::vector<at::Tensor> constants_;

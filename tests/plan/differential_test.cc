@@ -13,7 +13,9 @@
 #include "tests/plan/byte_oracle.h"
 #include "tests/plan/plan_executor.h"
 #include "tests/plan/random_programs.h"
+#include "tests/testing/plan_files.h"
 #include "tests/testing/seed.h"
+#include "tests/testing/status_matchers.h"
 
 namespace loadplan::testing {
 namespace {
@@ -22,6 +24,7 @@ namespace {
 struct Tally {
   size_t programs = 0;
   size_t refused = 0;
+  size_t saved = 0;  // written and read before they were used
   size_t whole = 0;  // programs in which every name falls back
   std::map<EntryKind, size_t> names;
   size_t compared_bytes = 0;
@@ -38,11 +41,17 @@ class Comparison {
 
   void Run(std::mt19937& generator) {
     ++tally_.programs;
-    const absl::StatusOr<LoadPlan> plan = BuildLoadPlan(program_.input);
+    absl::StatusOr<LoadPlan> plan = BuildLoadPlan(program_.input);
     if (!plan.ok()) {
       ++tally_.refused;
       CheckRefusal(plan.status());
       return;
+    }
+    if (generator() % 2 == 0) {  // a plan out of a file is no other plan
+      ++tally_.saved;
+      absl::StatusOr<PlanFile> file = SavedAndRead(*plan, log_);
+      ASSERT_THAT(file, IsOk());
+      plan = std::move(file->plan);
     }
     plan_ = &*plan;
     execution_ = Execute(*plan, log_, program_.initial, generator);
@@ -258,9 +267,11 @@ TEST(PlanDifferentialPropertyTest, LeavesTheBytesOfTheProgram) {
   for (const auto& [kind, count] : tally.names) {
     text += " " + std::string(ToString(kind)) + " " + std::to_string(count);
   }
-  std::printf("%zu programs, %zu refused, %zu whole fallbacks, names:%s; %zu bytes, %zu dests\n",
-              tally.programs, tally.refused, tally.whole, text.c_str(), tally.compared_bytes,
-              tally.dests);
+  std::printf(
+      "%zu programs, %zu refused, %zu from files, %zu whole fallbacks, names:%s; %zu bytes, %zu "
+      "dests\n",
+      tally.programs, tally.refused, tally.saved, tally.whole, text.c_str(), tally.compared_bytes,
+      tally.dests);
   // The generator still reaches what it is for.
   EXPECT_LT(tally.refused * 5, tally.programs);
   EXPECT_GT(tally.names[EntryKind::kDirect], tally.names[EntryKind::kFallback]);

@@ -11,6 +11,7 @@ import gc
 import os
 import random
 import re
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,8 @@ from loadplan import LoadPlan, ParamMeta, Targets
 
 PLANNED, FALLBACK, REFUSED, INVALID, FAILED = "planned", "fallback", "refused", "invalid", "failed"
 UPDATES = 2
+SCRATCH = tempfile.TemporaryDirectory()
+SCRATCH_FILE = os.path.join(SCRATCH.name, "plan.loadplan")
 
 Live = dict[str, Tensor]
 Weights = list[tuple[str, Tensor]]
@@ -38,6 +41,7 @@ class Outcome:
     kind: str
     detail: str = ""
     kinds: dict[str, int] = field(default_factory=dict)
+    from_file: bool = False
 
 
 def bytes_of(tensor: Tensor) -> Tensor:
@@ -99,6 +103,8 @@ class BothWays:
             return Outcome(FAILED, f"while tracing, {changed}")
         if plan is None:
             return outcome
+        if self.rng.random() < 0.4:
+            plan = self.through_file(targets, plan, outcome)
         for index in range(UPDATES):
             before = [storage.clone() for storage in self.storages]
             try:
@@ -144,6 +150,19 @@ class BothWays:
             if entry.kind == "fallback":
                 outcome.kind, outcome.detail = FALLBACK, entry.reason
         return plan, outcome
+
+    def through_file(self, targets: Targets, plan: LoadPlan, outcome: Outcome) -> LoadPlan:
+        """The plan that stands in a file, where a file can hold it."""
+        try:
+            plan.save(SCRATCH_FILE)
+        except RuntimeError as error:
+            if "that is no target" not in str(error):
+                raise
+            return plan
+        outcome.from_file = True
+        loaded = loadplan.load_plan(SCRATCH_FILE, targets)
+        assert loaded.report() == plan.report()
+        return loaded
 
     def update(self, targets: Targets, plan: LoadPlan, index: int) -> None:
         loadplan.start_reload(targets)
@@ -230,18 +249,20 @@ def folded(reason: str) -> str:
 class Tally:
     def __init__(self) -> None:
         self.outcomes: collections.Counter[str] = collections.Counter()
+        self.from_file = 0
         self.kinds: collections.Counter[str] = collections.Counter()
         self.reasons: collections.Counter[str] = collections.Counter()
 
     def add(self, outcome: Outcome) -> None:
         self.outcomes[outcome.kind] += 1
+        self.from_file += outcome.from_file
         self.kinds.update(outcome.kinds)
         if outcome.detail:
             self.reasons[f"{outcome.kind}: {folded(outcome.detail)}"] += 1
 
     def print(self, seconds: float) -> None:
         print(f"\n{sum(self.outcomes.values())} programs in {seconds:.1f} s: {dict(self.outcomes)}")
-        print(f"names: {dict(self.kinds)}")
+        print(f"{self.from_file} of them by a plan out of a file; names: {dict(self.kinds)}")
         for reason, count in self.reasons.most_common(int(os.environ.get("LOADPLAN_REASONS", 12))):
             print(f"  {count} x {reason}")
 

@@ -11,7 +11,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
-DOCUMENTS = ("README.md", "docs/design.md", "docs/geometry.md", "docs/layerwise.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/design.md",
+    "docs/geometry.md",
+    "docs/layerwise.md",
+    "docs/plan_files.md",
+)
 
 # A program and, as the next thing after it, its output.
 PROGRAM = re.compile(r"^```python\n(.*?)^```\n+```text\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,85 @@
+"""The command line: ``python -m loadplan inspect FILE`` and ``python -m loadplan diff A B``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from ._inspect import as_json, differences, overview, plan_of_name
+from .plan_files import open_plan
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m loadplan", description="Looks at plan files.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    inspect = commands.add_parser("inspect", help="report, one name in full, a drawing")
+    inspect.add_argument("file", help="what `plan.save` wrote")
+    inspect.add_argument("--name", help="a checkpoint tensor: its boxes and where they land")
+    inspect.add_argument("--json", action="store_true", help="everything, for programs")
+    inspect.add_argument("--svg", metavar="OUT", help="draw what lands where")
+    inspect.add_argument("--target", metavar="T", help="draw only targets like this (*, ?)")
+    diff = commands.add_parser("diff", help="what changed; exit status 1 where anything did")
+    diff.add_argument("a")
+    diff.add_argument("b")
+    diff.add_argument("--json", action="store_true", help="the same, for programs")
+    return parser
+
+
+def _print(text: str) -> None:
+    """In colours on a terminal, where rich is installed; else as it is."""
+    if sys.stdout.isatty():
+        try:
+            from ._inspect import printed_by_rich
+
+            return printed_by_rich(text)
+        except ImportError:
+            pass
+    print(text)
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    plan, info = open_plan(args.file)
+    if args.target is not None and args.svg is None:
+        raise ValueError("--target says what to draw; give --svg OUT too")
+    if args.svg is not None:
+        from ._drawing import draw
+
+        Path(args.svg).write_text(draw(plan, Path(args.file).name, args.target), encoding="utf-8")
+        print(f"drawn into {args.svg}")
+    elif args.json:
+        print(json.dumps(as_json(plan, info, args.name), indent=1))
+    elif args.name is not None:
+        _print(plan_of_name(plan, args.name))
+    else:
+        _print(overview(plan, info, args.file))
+    return 0
+
+
+def _diff(args: argparse.Namespace) -> int:
+    found = differences(open_plan(args.a), open_plan(args.b))
+    if args.json:
+        print(json.dumps([change._asdict() for change in found], indent=1))
+    elif not found:
+        print("the plans are equal")
+    else:
+        from ._inspect import diff_text
+
+        _print(diff_text(found, args.a, args.b))
+    return 1 if found else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = _parser().parse_args(arguments)
+    try:
+        return _inspect(args) if args.command == "inspect" else _diff(args)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        text = error.args[0] if isinstance(error, KeyError) else error
+        print(f"loadplan: {text}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
