@@ -4,8 +4,10 @@ Importing registers the trace device and nothing else; a second import is harmle
 """
 
 from . import _library
+from .broadcast import broadcast_weights
 from .files import BucketItem, FileStats, load_bucket, load_files
 from .layerwise import record_metadata_for_reloading, reload_from_high_precision
+from .layout import ParallelLayout
 from .metadata import ParamMeta, metadata
 from .plan import Entry, LoadPlan, Overlap, Uncovered, Write, check_plannable, plan_loads
 from .reload import (
@@ -17,8 +19,19 @@ from .reload import (
     start_reload,
     state,
 )
+from .shards import Shards
 from .targets import Targets
 from .trace import Trace, trace
+from .transfer import (
+    ExchangeReceipt,
+    ShardSchedule,
+    Traffic,
+    exchange_shards,
+    load_shards,
+    receive_shards,
+    schedule_shards,
+    send_shards,
+)
 from .verify import Difference, verify
 
 __version__: str = _library.ops.version()
@@ -27,26 +40,37 @@ __all__ = [
     "BucketItem",
     "Difference",
     "Entry",
+    "ExchangeReceipt",
     "FileStats",
     "LoadPlan",
     "Overlap",
+    "ParallelLayout",
     "ParamMeta",
     "Receipt",
     "ReloadState",
+    "ShardSchedule",
+    "Shards",
     "Targets",
     "Trace",
+    "Traffic",
     "Uncovered",
     "Write",
     "abort_reload",
+    "broadcast_weights",
     "check_plannable",
+    "exchange_shards",
     "finish_reload",
     "load_bucket",
     "load_files",
     "load_planned",
+    "load_shards",
     "metadata",
     "plan_loads",
     "record_metadata_for_reloading",
     "reload_from_high_precision",
+    "receive_shards",
+    "schedule_shards",
+    "send_shards",
     "start_reload",
     "state",
     "trace",

@@ -1,0 +1,66 @@
+// The classes behind `loadplan.Shards` and `loadplan.ShardSchedule`.
+#ifndef LOADPLAN_OPS_SHARD_CLASSES_H_
+#define LOADPLAN_OPS_SHARD_CLASSES_H_
+
+#include <torch/custom_class.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "lifecycle/reload_session.h"
+#include "transfer/exchange.h"
+#include "transfer/shard_set.h"
+
+namespace loadplan {
+
+class ShardSetClass : public torch::CustomClassHolder {
+ public:
+  using Ints = std::vector<std::int64_t>;
+
+  // `shape`, dtype code, and per piece its rank with start and stop of each dimension. Returns the
+  // number by which `add` knows the geometry.
+  std::int64_t add_geometry(const Ints& shape, std::int64_t dtype, const Ints& pieces);
+  // `pieces`: which pieces of the geometry `tensors` are.
+  void add(const std::string& name, std::int64_t geometry, const Ints& pieces,
+           const std::vector<at::Tensor>& tensors);
+  // Raises where a name is no exact cover.
+  void check();
+
+  const std::shared_ptr<ShardSet>& shards() const { return shards_; }
+
+ private:
+  std::shared_ptr<ShardSet> shards_ = std::make_shared<ShardSet>();
+};
+
+class ShardExchangeClass : public torch::CustomClassHolder {
+ public:
+  using Ints = std::vector<std::int64_t>;
+  using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+  // Not connected yet. Seconds and bytes as in ExchangeOptions.
+  ShardExchangeClass(Group group, double timeout, std::int64_t max_bytes_in_flight,
+                     std::int64_t bucket_nbytes);
+  // `problem`: empty, or why this rank cannot take part.
+  void connect(ExchangeRoles roles, const std::string& problem);
+  // sent, received, of it in place, copied; messages
+  Ints update(const std::shared_ptr<ShardSet>& shards, ReloadSession* session,
+              const std::string& problem);
+  std::string report() const;
+  // ranks; links, row by row; copied, whole tensors, bounds of the busiest sender and receiver
+  std::tuple<std::int64_t, Ints, Ints> traffic() const;
+
+ private:
+  ShardExchange& connected() const;
+
+  Group group_;
+  ExchangeOptions options_;
+  std::unique_ptr<ShardExchange> exchange_;
+};
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_OPS_SHARD_CLASSES_H_
