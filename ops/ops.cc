@@ -478,6 +478,9 @@ void DefineExchange(torch::Library& library) {
              return self->update(shards_of(shards),
                                  session.has_value() ? &(*session)->session() : nullptr, problem);
            })
+      .def("connect_files", [](const Exchange& self, const c10::intrusive_ptr<LoadPlanClass>& plan,
+                               const Strings& paths) { self->connect_files(plan->bound(), paths); })
+      .def("read_nbytes", &ShardExchangeClass::read_nbytes)
       .def("report", &ShardExchangeClass::report)
       .def("traffic", &ShardExchangeClass::traffic);
 }

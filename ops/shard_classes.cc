@@ -58,6 +58,15 @@ void ShardExchangeClass::connect(ExchangeRoles roles, const std::string& problem
   exchange_ = Value(ShardExchange::Connect(group_, std::move(roles), options_, ProblemOf(problem)));
 }
 
+void ShardExchangeClass::connect_files(const std::shared_ptr<const BoundPlan>& plan,
+                                       const std::vector<std::string>& paths) {
+  absl::StatusOr<std::unique_ptr<FileShards>> files = FileShards::Open(paths, plan->plan());
+  if (files.ok()) files_ = *std::move(files);
+  options_.schedule.must_cover = false;
+  exchange_ = Value(
+      ShardExchange::Connect(group_, {.plan = plan, .files = files_}, options_, files.status()));
+}
+
 ShardExchange& ShardExchangeClass::connected() const {
   TORCH_CHECK(exchange_ != nullptr, "the schedule was not made; see the error of `connect`");
   return *exchange_;

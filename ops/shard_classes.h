@@ -46,6 +46,11 @@ class ShardExchangeClass : public torch::CustomClassHolder {
                      std::int64_t bucket_nbytes);
   // `problem`: empty, or why this rank cannot take part.
   void connect(ExchangeRoles roles, const std::string& problem);
+  // For one update, instead of `connect`: all ranks read `paths` together.
+  void connect_files(const std::shared_ptr<const BoundPlan>& plan,
+                     const std::vector<std::string>& paths);
+  // Bytes that this rank read from files.
+  std::int64_t read_nbytes() const { return files_ == nullptr ? 0 : files_->nbytes_read(); }
   // sent, received, of it in place, copied; messages
   Ints update(const std::shared_ptr<ShardSet>& shards, ReloadSession* session,
               const std::string& problem);
@@ -58,6 +63,7 @@ class ShardExchangeClass : public torch::CustomClassHolder {
 
   Group group_;
   ExchangeOptions options_;
+  std::shared_ptr<FileShards> files_;
   std::unique_ptr<ShardExchange> exchange_;
 };
 

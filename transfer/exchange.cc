@@ -8,6 +8,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "transfer/exchange_run.h"
+#include "transfer/reader_table.h"
 
 namespace loadplan {
 namespace {
@@ -140,9 +141,9 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
     if (table.ok()) needed = std::make_shared<const GeometryTable>(*std::move(table));
   }
   TableExchange tables(held.get(), needed.get());
-  std::vector<std::int64_t> header = {kProtocol, options_.schedule.bucket_nbytes,
-                                      options_.schedule.solo_nbytes,
-                                      options_.schedule.must_cover ? 1 : 0};
+  std::vector<std::int64_t> header = {
+      kProtocol, options_.schedule.bucket_nbytes, options_.schedule.solo_nbytes,
+      options_.schedule.must_cover ? 1 : 0, roles_.files != nullptr ? 1 : 0};
   const std::size_t num_common = header.size();
   tables.AppendIds(header);
   std::string key;
@@ -164,11 +165,21 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
   }
   absl::StatusOr<std::vector<RankTables>> ranks = tables.Run(peers_, ids);
   if (!ranks.ok()) return ranks.status();
+  std::shared_ptr<const GeometryTable> readers;
+  if (roles_.files != nullptr) {
+    absl::StatusOr<GeometryTable> table = ReaderTable(*ranks);
+    if (!table.ok()) return table.status();
+    readers = std::make_shared<const GeometryTable>(*std::move(table));
+    for (RankTables& tables_of_rank : *ranks) tables_of_rank.held = readers;
+  }
   absl::StatusOr<Schedule> schedule = Schedule::Make(*ranks, options_.schedule);
   if (!schedule.ok()) return schedule.status();
   schedule_ = *std::move(schedule);
   digest_ = DigestOf(schedule_);
   messages_ = schedule_.MessagesOf(peers_.rank());
+  if (readers != nullptr) {
+    roles_.files->Assign(*readers, schedule_, messages_, peers_.rank());
+  }
   for (const Message& message : messages_) {
     staging_nbytes_ = std::max(staging_nbytes_, message.nbytes);
   }
@@ -235,7 +246,9 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
   }
   ++num_updates_;
   peers_.BeginWatch(key);
-  Run run(*this, shards.get(), session);
+  ShardSource* source = shards.get();
+  if (roles_.files != nullptr) source = roles_.files.get();
+  Run run(*this, source, session);
   absl::Status status = run.Move();
   if (status.ok()) status = peers_.AwaitAll();
   if (!status.ok()) status = peers_.Fail(status);

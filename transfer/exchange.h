@@ -17,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "geometry/export.h"
 #include "lifecycle/reload_session.h"
+#include "transfer/file_shards.h"
 #include "transfer/peer_group.h"
 #include "transfer/schedule.h"
 #include "transfer/shard_set.h"
@@ -36,6 +37,9 @@ struct ExchangeOptions {
 struct ExchangeRoles {
   std::shared_ptr<ShardSet> shards;
   std::shared_ptr<const BoundPlan> plan;
+  // In place of shards, and on all ranks: files that all of them can read. What is needed of them
+  // is dealt out, each byte to one rank; for one update.
+  std::shared_ptr<FileShards> files;
 };
 
 struct ExchangeReceipt {

@@ -28,7 +28,7 @@ MapSide SideOf(const StridedLayout& layout) {
 
 }  // namespace
 
-ShardExchange::Run::Run(ShardExchange& exchange, ShardSet* shards, ReloadSession* session)
+ShardExchange::Run::Run(ShardExchange& exchange, ShardSource* shards, ReloadSession* session)
     : exchange_(exchange), shards_(shards) {
   if (session != nullptr) landing_.emplace(exchange.schedule_, exchange.num_parts_, *session);
 }
@@ -94,19 +94,18 @@ absl::Status ShardExchange::Run::Post(const Message& message) {
 absl::StatusOr<at::Tensor> ShardExchange::Run::BytesToSend(InFlight& item) {
   const Message& message = *item.message;
   receipt_.sent_nbytes += message.nbytes;
-  if (message.parts.size() == 1) {
-    const absl::StatusOr<LocalBytes> bytes = Find(message, message.parts.front());
-    if (!bytes.ok()) return bytes.status();
-    if (exchange_.peers_.Reaches(bytes->side.tensor) && IsContiguous(bytes->layout)) {
-      return BytesAt(bytes->side, bytes->layout.byte_offset(), message.nbytes);
-    }
-  }
-  item.is_staged = true;
-  item.staging = TakeStaging(message.nbytes);
   Index at = 0;
   for (const MessagePart& part : message.parts) {
     const absl::StatusOr<LocalBytes> bytes = Find(message, part);
     if (!bytes.ok()) return bytes.status();
+    if (message.parts.size() == 1 && IsContiguous(bytes->layout) &&
+        exchange_.peers_.Reaches(bytes->side.tensor)) {
+      return BytesAt(bytes->side, bytes->layout.byte_offset(), message.nbytes);
+    }
+    if (!item.is_staged) {
+      item.is_staged = true;
+      item.staging = TakeStaging(message.nbytes);
+    }
     const ScheduleChunk& chunk = exchange_.schedule_.ChunkOf(part);
     const StridedLayout packed = Packed(chunk.box, bytes->layout.itemsize(), at);
     const StridedMap map = StridedMap::Unchecked(packed.shape(), SideOf(packed),

@@ -18,7 +18,7 @@ namespace loadplan {
 // of the backend move those that are posted.
 class ShardExchange::Run {
  public:
-  Run(ShardExchange& exchange, ShardSet* shards, ReloadSession* session);
+  Run(ShardExchange& exchange, ShardSource* shards, ReloadSession* session);
 
   // All messages of this rank.
   absl::Status Move();
@@ -45,7 +45,7 @@ class ShardExchange::Run {
   at::Tensor TakeStaging(Index nbytes);
 
   ShardExchange& exchange_;
-  ShardSet* const shards_;
+  ShardSource* const shards_;
   std::optional<Landing> landing_;
   std::deque<InFlight> in_flight_;
   Index in_flight_nbytes_ = 0;

@@ -2,123 +2,19 @@
 
 #include <algorithm>
 #include <iterator>
-#include <map>
-#include <numeric>
 #include <tuple>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace loadplan {
 namespace {
 
-using Names = GeometryTable::Names;
-
 template <typename Vector, typename I>
 auto& At(Vector& vector, I index) {
   return vector[static_cast<std::size_t>(index)];
 }
-
-// A table and all ranks that have exactly it.
-struct DistinctTable {
-  const GeometryTable* table = nullptr;
-  bool is_held = false;
-  std::vector<std::int32_t> ranks;
-};
-
-std::vector<DistinctTable> DistinctTables(std::span<const RankTables> ranks) {
-  std::vector<DistinctTable> distinct;
-  absl::flat_hash_map<std::pair<const GeometryTable*, bool>, std::size_t> index;
-  const auto add = [&](const GeometryTable* table, bool is_held, std::size_t rank) {
-    if (table == nullptr) return;
-    const auto [found, is_new] = index.emplace(std::pair(table, is_held), distinct.size());
-    if (is_new) distinct.push_back({table, is_held, {}});
-    distinct[found->second].ranks.push_back(static_cast<std::int32_t>(rank));
-  };
-  for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    add(ranks[rank].held.get(), true, rank);
-    add(ranks[rank].needed.get(), false, rank);
-  }
-  return distinct;
-}
-
-// All names of the tables, sorted.
-std::shared_ptr<const Names> UnionOfNames(std::span<const DistinctTable> tables) {
-  std::vector<std::shared_ptr<const Names>> lists;
-  for (const DistinctTable& item : tables) {
-    const auto same = [&](const auto& list) {
-      return list == item.table->names() || *list == *item.table->names();
-    };
-    if (std::ranges::none_of(lists, same)) lists.push_back(item.table->names());
-  }
-  if (lists.empty()) return std::make_shared<const Names>();
-  std::shared_ptr<const Names> all = lists.front();
-  for (std::size_t i = 1; i < lists.size(); ++i) {
-    Names merged;
-    std::ranges::set_union(*all, *lists[i], std::back_inserter(merged));
-    all = std::make_shared<const Names>(std::move(merged));
-  }
-  return all;
-}
-
-// What the tables say of each name, folded table by table: names with the same history are in the
-// same state. 64 tables of 70,000 names are 4.5 million steps of one look-up each.
-class Folding {
- public:
-  explicit Folding(const Names& names) : names_(names), state_of_(names.size(), 0) {}
-
-  void Add(std::int32_t table_index, const GeometryTable& table) {
-    absl::flat_hash_map<std::uint64_t, std::int32_t> next;
-    std::uint64_t last_key = ~std::uint64_t{0};
-    std::int32_t last_state = 0;
-    const bool same_names = table.names().get() == &names_;
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < table.names()->size(); ++i, ++at) {
-      if (!same_names) {
-        while (names_[at] != (*table.names())[i]) ++at;
-      }
-      std::int32_t& state = state_of_[at];
-      const std::int32_t geometry = table.geometry_of()[i];
-      const std::uint64_t key =
-          (static_cast<std::uint64_t>(state) << 32) | static_cast<std::uint64_t>(geometry);
-      if (key != last_key) {
-        const auto [found, is_new] = next.emplace(key, static_cast<std::int32_t>(states_.size()));
-        if (is_new) states_.push_back({state, table_index, geometry});
-        last_key = key;
-        last_state = found->second;
-      }
-      state = last_state;
-    }
-  }
-
-  const std::vector<std::int32_t>& state_of() const { return state_of_; }
-  // What was said of the names in `state`.
-  std::vector<TableStatement> StatementsOf(std::int32_t state,
-                                           std::span<const DistinctTable> tables) const {
-    std::vector<TableStatement> statements;
-    for (; state != 0; state = At(states_, state).previous) {
-      const State& step = At(states_, state);
-      const DistinctTable& item = At(tables, step.table);
-      statements.push_back(
-          {&At(item.table->geometries(), step.geometry), &item.ranks, item.is_held});
-    }
-    std::ranges::reverse(statements);
-    return statements;
-  }
-  std::size_t num_states() const { return states_.size(); }
-
- private:
-  struct State {
-    std::int32_t previous = 0;
-    std::int32_t table = -1;
-    std::int32_t geometry = -1;
-  };
-  const Names& names_;
-  std::vector<State> states_{State{}};  // 0: nothing was said
-  std::vector<std::int32_t> state_of_;
-};
 
 void CutChunks(NameClass& name_class, Index max_nbytes) {
   for (std::size_t i = 0; i < name_class.items.size(); ++i) {
@@ -161,13 +57,9 @@ absl::StatusOr<Schedule> Schedule::Make(std::span<const RankTables> ranks,
   Schedule schedule;
   schedule.options_ = options;
   schedule.traffic_.num_ranks = static_cast<std::int32_t>(ranks.size());
-  const std::vector<DistinctTable> tables = DistinctTables(ranks);
-  schedule.names_ = UnionOfNames(tables);
-  const Names& names = *schedule.names_;
-  Folding folding(names);
-  for (std::size_t i = 0; i < tables.size(); ++i) {
-    folding.Add(static_cast<std::int32_t>(i), *tables[i].table);
-  }
+  const TableFolding folding(ranks);
+  schedule.names_ = folding.names();
+  const GeometryTable::Names& names = *schedule.names_;
   // A state becomes a class the first time that a name is in it.
   constexpr std::int32_t kNew = -2;
   std::vector<std::int32_t> class_of_state(folding.num_states(), kNew);
@@ -178,7 +70,7 @@ absl::StatusOr<Schedule> Schedule::Make(std::span<const RankTables> ranks,
     std::int32_t& index = At(class_of_state, state);
     if (index == kNew) {
       absl::StatusOr<NameClass> made =
-          MakeNameClass(names[i], folding.StatementsOf(state, tables), options.must_cover);
+          MakeNameClass(names[i], folding.StatementsOf(state), options.must_cover);
       if (!made.ok()) return made.status();
       index = made->items.empty() ? -1 : static_cast<std::int32_t>(schedule.classes_.size());
       if (index >= 0) schedule.classes_.push_back(*std::move(made));

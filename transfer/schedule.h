@@ -16,6 +16,7 @@
 #include "geometry/export.h"
 #include "transfer/geometry_table.h"
 #include "transfer/name_class.h"
+#include "transfer/table_folding.h"
 
 namespace loadplan {
 
@@ -45,12 +46,6 @@ struct ScheduleOptions {
   Index solo_nbytes = Index{1} << 20;
   // Whether each tensor that is held has to be held whole, also where nobody needs it.
   bool must_cover = true;
-};
-
-// What one rank has to say; null where it holds or needs nothing.
-struct RankTables {
-  std::shared_ptr<const GeometryTable> held;
-  std::shared_ptr<const GeometryTable> needed;
 };
 
 // A chunk of a name: an index into Schedule::names(), and one into the chunks of its class.

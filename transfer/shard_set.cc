@@ -77,7 +77,7 @@ const TensorGeometry& ShardSet::GeometryOf(const Entry& entry) const {
 }
 
 absl::StatusOr<LocalBytes> ShardSet::Find(std::string_view name, std::int32_t rank,
-                                          const Box& box) const {
+                                          const Box& box) {
   if (const auto found = entries_.find(std::string(name)); found != entries_.end()) {
     const Entry& entry = found->second;
     for (const LocalShard& shard : entry.shards) {
@@ -90,7 +90,7 @@ absl::StatusOr<LocalBytes> ShardSet::Find(std::string_view name, std::int32_t ra
   return IsNotHere(std::string(name), rank, box);
 }
 
-absl::Status ShardSet::CheckPresent(std::int32_t rank) const {
+absl::Status ShardSet::CheckPresent(std::int32_t rank) {
   const auto is_wanted = [&](const ShardPiece& piece) {
     return piece.rank == rank && piece.box.num_elements() > 0;
   };

@@ -26,8 +26,17 @@ struct LocalBytes {
   ByteSide side;
 };
 
+// Where what a rank sends comes from.
+class ShardSource {
+ public:
+  virtual ~ShardSource() = default;
+  // Where `rank`'s `box` of a name lies, in this process.
+  virtual absl::StatusOr<LocalBytes> Find(std::string_view name, std::int32_t rank,
+                                          const Box& box) = 0;
+};
+
 // Names are added first; after Table() nothing is.
-class LOADPLAN_API ShardSet {
+class LOADPLAN_API ShardSet : public ShardSource {
  public:
   // ShardPiece `piece` of a geometry, as a tensor of the shape of its box and any strides.
   struct LocalShard {
@@ -46,10 +55,11 @@ class LOADPLAN_API ShardSet {
   // InvalidArgument where a name was added twice.
   absl::StatusOr<std::shared_ptr<const GeometryTable>> Table();
 
-  // Where `rank`'s `box` of a name lies; InvalidArgument where this process does not have it.
-  absl::StatusOr<LocalBytes> Find(std::string_view name, std::int32_t rank, const Box& box) const;
+  // InvalidArgument where this process does not have it.
+  absl::StatusOr<LocalBytes> Find(std::string_view name, std::int32_t rank,
+                                  const Box& box) override;
   // InvalidArgument, naming a piece of `rank` whose tensor this process does not have.
-  absl::Status CheckPresent(std::int32_t rank) const;
+  absl::Status CheckPresent(std::int32_t rank);
 
  private:
   struct Entry {

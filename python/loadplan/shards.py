@@ -156,8 +156,8 @@ class Shards:
             dtype = _common_dtype(name, pieces)
         boxes = [(rank, tuple((start, stop) for start, stop in box)) for rank, box, _ in pieces]
         index = self._geometry((shape, dtype, tuple(boxes)), shape, dtype, boxes)
-        here = [i for i, (_, _, tensor) in enumerate(pieces) if tensor is not None]
-        self._handle.add(name, index, here, [pieces[i][2].detach() for i in here])
+        here = [(i, tensor) for i, (_, _, tensor) in enumerate(pieces) if tensor is not None]
+        self._handle.add(name, index, [i for i, _ in here], [t.detach() for _, t in here])
 
     def _add_dtensor(self, name: str, tensor: Any, me: int, renumber: Callable[[int], int]) -> None:
         boxes = boxes_of_dtensor(name, tensor)

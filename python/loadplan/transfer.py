@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ._fallback_call import call_loader
 from ._library import classes
 from ._sessions import Session, session_of
+from .metadata import StrPath, existing_paths
 from .plan import LoadPlan
 from .shards import Piece, Shards
 from .targets import Model
@@ -168,6 +170,46 @@ def exchange_shards(
     return ExchangeReceipt(*numbers)
 
 
+@dataclass(frozen=True)
+class SharedRead:
+    """What one rank did in `load_files_together`, in bytes: read from files, sent, received."""
+
+    read: int
+    sent: int
+    received: int
+
+
+def load_files_together(
+    model: Model,
+    plan: LoadPlan,
+    paths: StrPath | Iterable[StrPath],
+    group: Group,
+    *,
+    timeout: float = 60.0,
+    max_bytes_in_flight: int = 256 * MIB,
+    bucket_nbytes: int = 8 * MIB,
+) -> SharedRead:
+    """`load_files` by the ranks of a node together: what any of them needs is read by one of them.
+
+    Called by all ranks of ``group``, each in an active reload; all see the same files.  Ranks read
+    disjoint ranges and send one another what they read, as trainers send shards.  The files hold
+    every name that the plans need.  Errors as in `exchange_shards`.
+    """
+    session = session_of(model)
+    session.begin(plan)
+    exchange = classes.ShardExchange(_boxed(group), timeout, max_bytes_in_flight, bucket_nbytes)
+    try:
+        exchange.connect_files(plan._handle, existing_paths(paths))
+        sent, received, *_ = exchange.update(None, session.handle, "")
+    except (RuntimeError, ValueError) as error:
+        if session.state == "active":
+            with contextlib.suppress(RuntimeError):
+                session.handle.fail(str(error))
+        raise
+    _landed(session)
+    return SharedRead(exchange.read_nbytes(), sent, received)
+
+
 def send_shards(shards: Shards, schedule: ShardSchedule) -> ExchangeReceipt:
     """The trainer's side of an update."""
     return exchange_shards(schedule, shards=shards)
@@ -190,7 +232,7 @@ def _handle_of(item: Shards | LoadPlan | None) -> Any:
 
 def _boxed(group: Group) -> Any:
     if isinstance(group, str):
-        import torch.distributed.distributed_c10d as c10d
+        from torch.distributed import distributed_c10d
 
-        group = c10d._resolve_process_group(group)
+        group = distributed_c10d._resolve_process_group(group)  # type: ignore
     return group.boxed()

@@ -352,6 +352,33 @@ def broadcast(context: Context, fault: str) -> None:
     context.report("updated")
 
 
+def read_together(context: Context, path: str) -> None:
+    """All ranks infer and read one file; what any of them needs is read once."""
+    group = dist.new_group()
+    plans = []
+    for rank in range(context.world):
+        other = Engine(rank, context.world)
+        if rank == context.rank:
+            engine = other
+        plans.append(plan_of(other))
+    needed = 0
+    for name, (shape, dtype) in shapes().items():
+        mask = torch.zeros(shape, dtype=torch.bool)
+        for plan in plans:
+            for box in plan.entries[name].reads:
+                mask[tuple(slice(*interval) for interval in box)] = True
+        needed += int(mask.sum()) * dtype.itemsize
+    before = engine.snapshot()
+    loadplan.start_reload(engine)
+    receipt = loadplan.load_files_together(
+        engine, plans[context.rank], path, group, bucket_nbytes=512, max_bytes_in_flight=2048
+    )
+    loadplan.finish_reload(engine)
+    wrong = engine.wrong_bytes(before, checkpoint(7))
+    assert wrong == [], wrong
+    context.report("read", read=receipt.read, needed=needed, received=receipt.received)
+
+
 class Large(loadplan.Targets):
     """One direct matrix, large enough that a failure finds it half way."""
 

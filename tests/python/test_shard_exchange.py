@@ -6,10 +6,12 @@ The whole matrix runs with LOADPLAN_TEST_DIST=1 (`./dev test-dist`), a part of i
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 import shard_ranks
 import torch.distributed as dist
+from safetensors.torch import save_file
 
 pytestmark = pytest.mark.skipif(not dist.is_available(), reason="this torch has no distributed")
 
@@ -105,3 +107,21 @@ def test_a_failed_broadcast_fails_every_rank(fault: str, words: str) -> None:
     for report in reports:
         assert words in report.values["error"]
         assert report.values["state"] == (None if report.rank == 0 else "failed")
+
+
+def test_ranks_read_a_file_together(tmp_path: Path) -> None:
+    path = str(tmp_path / "model.safetensors")
+    save_file(shard_ranks.checkpoint(7), path)
+    reports = shard_ranks.launch(3, shard_ranks.read_together, path)
+    assert [report.label for report in reports] == ["read"] * 3
+    assert sum(r.values["read"] for r in reports) == reports[0].values["needed"]
+    assert all(r.values["read"] > 0 and r.values["received"] > 0 for r in reports)
+
+
+def test_files_that_one_rank_lacks_fail_every_rank(tmp_path: Path) -> None:
+    weights = shard_ranks.checkpoint(7)
+    del weights["layers.1.norm.weight"]
+    path = str(tmp_path / "model.safetensors")
+    save_file(weights, path)
+    with pytest.raises(AssertionError, match="`layers.1.norm.weight` is needed and is in none of"):
+        shard_ranks.launch(2, shard_ranks.read_together, path)
