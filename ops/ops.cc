@@ -349,9 +349,6 @@ class SessionClass : public torch::CustomClassHolder {
   void load_shards(const Plan& plan, const c10::intrusive_ptr<ShardSetClass>& shards) {
     Raise(LoadShards(plan->plan(), *shards->shards(), session_));
   }
-  void fail(const std::string& message) {
-    Raise(session_.FailWith(absl::FailedPreconditionError(message)));
-  }
   ReloadSession& session() { return session_; }
   std::tuple<std::string, double, Strings, Strings, std::string> report() const {
     SessionReport report = session_.report();
@@ -421,11 +418,7 @@ void DefineClasses(torch::Library& library) {
       .def("step", &FileLoadClass::step)
       .def("cancel", &FileLoadClass::cancel)
       .def("stats", &FileLoadClass::stats);
-  library.class_<ShardSetClass>("ShardSet")
-      .def(torch::init<>())
-      .def("add_geometry", &ShardSetClass::add_geometry)
-      .def("add", &ShardSetClass::add)
-      .def("check", &ShardSetClass::check);
+  DefineShardSet(library);
   library.class_<SessionClass>("ReloadSession")
       .def(torch::init<>())
       .def("start", &SessionClass::start)
@@ -452,37 +445,7 @@ void DefineClasses(torch::Library& library) {
       .def("load_files", &SessionClass::load_files)
       .def("load_bucket", &SessionClass::load_bucket)
       .def("load_shards", &SessionClass::load_shards)
-      .def("fail", &SessionClass::fail)
       .def("report", &SessionClass::report);
-}
-
-void DefineExchange(torch::Library& library) {
-  using Exchange = c10::intrusive_ptr<ShardExchangeClass>;
-  using MaybeShards = std::optional<c10::intrusive_ptr<ShardSetClass>>;
-  using MaybePlan = std::optional<c10::intrusive_ptr<LoadPlanClass>>;
-  using MaybeSession = std::optional<c10::intrusive_ptr<SessionClass>>;
-  const auto shards_of = [](const MaybeShards& shards) {
-    return shards.has_value() ? (*shards)->shards() : nullptr;
-  };
-  library.class_<ShardExchangeClass>("ShardExchange")
-      .def(torch::init<ShardExchangeClass::Group, double, int64_t, int64_t>())
-      .def("connect",
-           [shards_of](const Exchange& self, const MaybeShards& shards, const MaybePlan& plan,
-                       const std::string& problem) {
-             self->connect({shards_of(shards), plan.has_value() ? (*plan)->bound() : nullptr},
-                           problem);
-           })
-      .def("update",
-           [shards_of](const Exchange& self, const MaybeShards& shards, const MaybeSession& session,
-                       const std::string& problem) {
-             return self->update(shards_of(shards),
-                                 session.has_value() ? &(*session)->session() : nullptr, problem);
-           })
-      .def("connect_files", [](const Exchange& self, const c10::intrusive_ptr<LoadPlanClass>& plan,
-                               const Strings& paths) { self->connect_files(plan->bound(), paths); })
-      .def("read_nbytes", &ShardExchangeClass::read_nbytes)
-      .def("report", &ShardExchangeClass::report)
-      .def("traffic", &ShardExchangeClass::traffic);
 }
 
 // Not the TORCH_LIBRARY macro: a second copy of the library in one process must stay silent.
@@ -498,7 +461,7 @@ struct Register {
     library->def("dtype_code(int dtype) -> int", [](int64_t dtype) { return dtype; });
     library->def("read_metadata(str[] paths) -> (str[], int[], int[], int[])", ReadMetadata);
     DefineClasses(*library);
-    DefineExchange(*library);
+    DefineShardExchange<LoadPlanClass, SessionClass>(*library);
   }
 };
 const Register registered;

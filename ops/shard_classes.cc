@@ -91,4 +91,12 @@ ShardExchangeClass::traffic() const {
            traffic.max_received_bound}};
 }
 
+void DefineShardSet(torch::Library& library) {
+  library.class_<ShardSetClass>("ShardSet")
+      .def(torch::init<>())
+      .def("add_geometry", &ShardSetClass::add_geometry)
+      .def("add", &ShardSetClass::add)
+      .def("check", &ShardSetClass::check);
+}
+
 }  // namespace loadplan

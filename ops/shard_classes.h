@@ -3,10 +3,12 @@
 #define LOADPLAN_OPS_SHARD_CLASSES_H_
 
 #include <torch/custom_class.h>
+#include <torch/library.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -66,6 +68,40 @@ class ShardExchangeClass : public torch::CustomClassHolder {
   std::shared_ptr<FileShards> files_;
   std::unique_ptr<ShardExchange> exchange_;
 };
+
+void DefineShardSet(torch::Library& library);
+
+// After the classes of plans and sessions, which it takes.
+template <typename Plan, typename Session>
+void DefineShardExchange(torch::Library& library) {
+  using Self = c10::intrusive_ptr<ShardExchangeClass>;
+  using MaybeShards = std::optional<c10::intrusive_ptr<ShardSetClass>>;
+  const auto shards_of = [](const MaybeShards& shards) {
+    return shards.has_value() ? (*shards)->shards() : nullptr;
+  };
+  library.class_<ShardExchangeClass>("ShardExchange")
+      .def(torch::init<ShardExchangeClass::Group, double, int64_t, int64_t>())
+      .def("connect",
+           [shards_of](const Self& self, const MaybeShards& shards,
+                       const std::optional<c10::intrusive_ptr<Plan>>& plan,
+                       const std::string& problem) {
+             self->connect({shards_of(shards), plan.has_value() ? (*plan)->bound() : nullptr, {}},
+                           problem);
+           })
+      .def("connect_files",
+           [](const Self& self, const c10::intrusive_ptr<Plan>& plan,
+              const std::vector<std::string>& paths) { self->connect_files(plan->bound(), paths); })
+      .def("update",
+           [shards_of](const Self& self, const MaybeShards& shards,
+                       const std::optional<c10::intrusive_ptr<Session>>& session,
+                       const std::string& problem) {
+             return self->update(shards_of(shards),
+                                 session.has_value() ? &(*session)->session() : nullptr, problem);
+           })
+      .def("read_nbytes", &ShardExchangeClass::read_nbytes)
+      .def("report", &ShardExchangeClass::report)
+      .def("traffic", &ShardExchangeClass::traffic);
+}
 
 }  // namespace loadplan
 
