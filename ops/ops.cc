@@ -22,6 +22,7 @@
 #include "ops/file_load_class.h"
 #include "ops/plan_class.h"
 #include "ops/plan_file_class.h"
+#include "ops/shard_classes.h"
 
 namespace loadplan {
 namespace {
@@ -280,6 +281,10 @@ class SessionClass : public torch::CustomClassHolder {
     Raise(DeliverBucket(session_, buffer,
                         DecodeBucket(std::move(names), dims, ranks, dtypes, offsets)));
   }
+  void load_shards(const Plan& plan, const c10::intrusive_ptr<ShardSetClass>& shards) {
+    Raise(LoadShards(plan->plan(), *shards->shards(), session_));
+  }
+  ReloadSession& session() { return session_; }
   std::string state() const { return std::string(ToString(session_.report().state)); }
   // State, since, error, landed, undefined.
   std::tuple<std::string, double, std::string, Strings, Strings, Ints, Ints> report() const {
@@ -365,6 +370,7 @@ void DefineClasses(torch::Library& library) {
       .def("step", &FileLoadClass::step)
       .def("cancel", &FileLoadClass::cancel)
       .def("stats", &FileLoadClass::stats);
+  DefineShardSet(library);
   library.class_<SessionClass>("ReloadSession")
       .def(torch::init<>())
       .def("start", &SessionClass::start)
@@ -398,6 +404,7 @@ void DefineClasses(torch::Library& library) {
       .def("state", &SessionClass::state)
       .def("load_files", &SessionClass::load_files)
       .def("load_bucket", &SessionClass::load_bucket)
+      .def("load_shards", &SessionClass::load_shards)
       .def("report", &SessionClass::report);
 }
 
@@ -414,6 +421,7 @@ struct Register {
     library->def("dtype_code(int dtype) -> int", [](int64_t dtype) { return dtype; });
     library->def("read_metadata(str[] paths) -> (str[], int[], int[], int[])", ReadMetadata);
     DefineClasses(*library);
+    DefineShardExchange<LoadPlanClass, SessionClass>(*library);
   }
 };
 const Register registered;

@@ -12,12 +12,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from ._fallback_call import call_loader
 from ._library import CODE_OF
-from ._sessions import Session, session_of
+from ._sessions import session_of
+from ._steps import landed, run_hooks, settling
 from .metadata import StrPath, existing_paths
 from .plan import LoadPlan
-from .reload import putting_back
 from .targets import Model
 
 POLL_SECONDS = 0.1
@@ -83,30 +82,24 @@ def load_files(
     gap = -1 if gap_bytes is None else gap_bytes
     options = [threads or 0, int(direct), max_staging_bytes, gap, int(undeclared == "skip")]
     mode, handle, targets = session.mode, session.handle, session.targets
-    with putting_back(session):
+    with settling(session):
         load = handle.load_files(plan._handle, files, options)
         try:
             with _watching(progress) as report:
                 while not load.step(POLL_SECONDS):
                     report(_stats(load))
-                    mode.landed(targets, handle)
+                    run_hooks(session, lambda: mode.landed(targets, handle))
                 report(_stats(load))
         except BaseException as error:
             load.cancel(f"{type(error).__name__}: {error}")
             raise
-        _landed(session)
+        landed(session)
     return _stats(load)
 
 
 def _stats(load: Any) -> FileStats:
     (done, names, needed, planned, read, in_place), seconds = load.stats()
     return FileStats(done, names, needed, planned, read, in_place, seconds)
-
-
-def _landed(session: Session) -> None:
-    if session.handle.eager_ready():
-        call_loader(session)
-    session.mode.landed(session.targets, session.handle)
 
 
 @contextlib.contextmanager
@@ -191,7 +184,7 @@ def load_bucket(
     if not isinstance(buffer, Tensor):
         raise TypeError(f"the buffer is {type(buffer).__name__}; expected a tensor")
     session.begin(plan)
-    with putting_back(session):
+    with settling(session):
         session.handle.load_bucket(
             buffer,
             [row.name for row in rows],
@@ -200,7 +193,7 @@ def load_bucket(
             [CODE_OF[row.dtype] for row in rows],
             [int(row.offset) for row in rows],
         )
-        _landed(session)
+        landed(session)
 
 
 def _item(row: Any) -> BucketItem:

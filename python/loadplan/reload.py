@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
 
 from torch import Tensor
 
@@ -15,7 +13,8 @@ from ._direct import HookError
 from ._fallback_call import call_loader
 from ._modes import make_mode
 from ._places import Places
-from ._sessions import Session, session_of
+from ._sessions import session_of
+from ._steps import fail, run_hooks, settling
 from .plan import LoadPlan, reload_mode
 from .targets import Model, as_targets
 
@@ -112,13 +111,13 @@ def start_reload(
     session.handle.start(patterns, atomic, _undo_memory(), tempfile.gettempdir(), known)
     session.mode = chosen
     session.places = Places(targets) if atomic else None
-    with _settling(session):
+    with settling(session):
         if atomic:
             session.handle.before_hook(*chosen.kept(targets))
         try:
             chosen.start(targets, session.handle)
         except HookError as error:
-            _fail(session, error)
+            fail(session, error)
         except BaseException:
             # The mode refuses these targets.
             session.handle.abort()
@@ -134,36 +133,6 @@ def _undo_memory() -> int:
     return int(value)
 
 
-@contextmanager
-def _settling(session: Session) -> Iterator[None]:
-    """An error may end the reload: then its mode ends as well."""
-    try:
-        yield
-    except BaseException:
-        session.settle()
-        raise
-
-
-def _fail(session: Session, error: BaseException) -> NoReturn:
-    """What a mode raised fails the session, unless the library has failed it before."""
-    if session.state == "active":
-        text = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
-        try:
-            session.handle.hook_failed(text, *session.targets.lists())
-        except RuntimeError as failure:
-            if isinstance(error, Exception):
-                raise failure from error
-    raise error
-
-
-def _run_hooks(session: Session, step: Callable[[], None]) -> None:
-    with _settling(session):
-        try:
-            step()
-        except BaseException as error:
-            _fail(session, error)
-
-
 def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tensor]]) -> None:
     """Lands checkpoint tensors as ``plan`` says; may be called again, bucket by bucket.
 
@@ -175,9 +144,9 @@ def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tens
     mode, handle, targets = session.mode, session.handle, session.targets
 
     def landed() -> None:
-        _run_hooks(session, lambda: mode.landed(targets, handle))
+        run_hooks(session, lambda: mode.landed(targets, handle))
 
-    with _settling(session):
+    with settling(session):
         session.begin(plan)
         if isinstance(weights, Collection) and not mode.per_name:
             names: list[str] = []
@@ -216,17 +185,17 @@ def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Rece
     """
     session = session_of(model)
     mode, handle, targets = session.mode, session.handle, session.targets
-    with _settling(session):
+    with settling(session):
         if session.known is not None and session.state == "active":
             session.begin_known()
         listed = None if partial is None else list(partial)
         handle.prepare_finish(listed, *mode.lists(targets))
         if handle.needs_fallback_call():
             call_loader(session)
-    _run_hooks(session, lambda: mode.complete(targets, handle, partial is not None))
-    with _settling(session):
+    run_hooks(session, lambda: mode.complete(targets, handle, partial is not None))
+    with settling(session):
         handle.complete()
-    _run_hooks(session, lambda: mode.finish(targets))
+    run_hooks(session, lambda: mode.finish(targets))
     names, nbytes, seconds, covered, numbers, staged, held = handle.finish()
     session.places = None
     coverage = map(Coverage, numbers[::2], numbers[1::2])

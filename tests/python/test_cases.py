@@ -140,24 +140,8 @@ class LoadplanApi(harness.Api):
         importlib.reload(loadplan)
 
 
-# Each waits for what is named here.  All others must pass.
-WAITS_FOR = {
-    "case_uneven_trainer_shards": "load_shards",
-}
-
 CASES = harness.cases(cases_a)
 PROBES = harness.probes(cases_a)
-
-
-def parameters() -> Iterator[Any]:
-    for name in CASES:
-        needs = WAITS_FOR.get(name)
-        marks = [pytest.mark.xfail(strict=True, reason=f"needs {needs}")] if needs else []
-        yield pytest.param(name, marks=marks, id=name.removeprefix("case_"))
-
-
-def test_the_waiting_cases_exist() -> None:
-    assert set(WAITS_FOR) <= set(CASES)
 
 
 @pytest.mark.parametrize("name", CASES, ids=lambda name: name.removeprefix("case_"))
@@ -167,11 +151,9 @@ def test_case_is_sound(name: str) -> None:
     assert harness.check_labels(CASES[name]) == []
 
 
-@pytest.mark.parametrize("name", list(parameters()))
+@pytest.mark.parametrize("name", CASES, ids=lambda name: name.removeprefix("case_"))
 def test_case(name: str) -> None:
     failures = harness.run_case(CASES[name], LoadplanProduct())
-    if failures and name in WAITS_FOR:
-        print(f"{name} needs {WAITS_FOR[name]}:", *failures, sep="\n  ")
     assert failures == []
 
 

@@ -1,0 +1,167 @@
+"""Whole tensors from one rank to all others, as engines receive them today."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ._library import CODE_OF, DTYPE_OF
+from ._sessions import session_of
+from .plan import LoadPlan
+from .reload import load_planned
+from .targets import Model
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+ALIGNMENT = 16  # of a tensor in its bucket, so that any dtype can be viewed
+BUCKET, END, FAILED = range(3)
+
+
+def broadcast_weights(
+    group: ProcessGroup,
+    *,
+    weights: Iterable[tuple[str, Tensor]] | None = None,
+    model: Model | None = None,
+    plan: LoadPlan | None = None,
+    source: int = 0,
+    bucket_nbytes: int = 64 << 20,
+) -> int:
+    """Sends ``weights`` of rank ``source`` to all ranks of the group, in flat buckets.
+
+    The source gives ``weights``, the others the ``model`` and ``plan`` that they land in, between
+    `start_reload` and `finish_reload`.  Returns the bytes of tensors that were sent.  An error on
+    one rank is raised on every rank when the last bucket is through; the reload has failed then.
+    """
+    import torch.distributed as dist
+
+    wire = _Wire(group, source)
+    if (dist.get_rank(group) == source) != (weights is not None):
+        raise ValueError(f"rank {source} gives `weights`, the others `model` and `plan`")
+    if weights is not None:
+        sent = _send(wire, weights, bucket_nbytes)
+        wire.compare("")
+        return sent
+    if model is None or plan is None:
+        raise TypeError("a rank that receives gives its model and its plan")
+    problem: Exception | None = None
+    received = 0
+    try:
+        session_of(model).begin(plan)
+    except Exception as error:
+        problem = error
+    try:
+        for bucket in wire.buckets():
+            received += sum(tensor.nbytes for _, tensor in bucket)
+            if problem is not None:
+                continue
+            try:
+                load_planned(model, plan, bucket)
+            except Exception as error:  # buckets go on coming; the others are told at the end
+                problem = error
+    except RuntimeError as failure:
+        session_of(model).handle.fail(str(failure))
+    try:
+        wire.compare("" if problem is None else f"{type(problem).__name__}: {problem}")
+    except RuntimeError as failure:
+        if problem is not None:
+            raise problem from None
+        session_of(model).handle.fail(str(failure))
+    return received
+
+
+def _send(wire: _Wire, weights: Iterable[tuple[str, Tensor]], bucket_nbytes: int) -> int:
+    sent = 0
+    try:
+        bucket: list[tuple[str, Tensor]] = []
+        nbytes = 0
+        for name, tensor in weights:
+            if bucket and nbytes + tensor.nbytes > bucket_nbytes:
+                wire.send_bucket(bucket)
+                bucket, nbytes = [], 0
+            bucket.append((name, tensor.detach()))
+            nbytes += tensor.nbytes + ALIGNMENT
+            sent += tensor.nbytes
+        if bucket:
+            wire.send_bucket(bucket)
+    except BaseException as error:
+        wire.send(FAILED, f"{type(error).__name__}: {error}".encode())
+        raise
+    wire.send(END, b"")
+    return sent
+
+
+class _Wire:
+    """Broadcasts of (kind, text, bytes): what comes next is said before it comes."""
+
+    def __init__(self, group: ProcessGroup, source: int) -> None:
+        self.group, self.source = group, source
+        try:
+            group._get_backend(torch.device("cpu"))
+            self.device = torch.device("cpu")
+        except RuntimeError:
+            self.device = torch.device("cuda", torch.cuda.current_device())
+
+    def _broadcast(self, tensor: Tensor) -> Tensor:
+        import torch.distributed as dist
+
+        dist.broadcast(tensor, group=self.group, group_src=self.source)
+        return tensor
+
+    def send(self, kind: int, text: bytes, payload: Tensor | None = None) -> None:
+        nbytes = 0 if payload is None else payload.numel()
+        self._broadcast(torch.tensor([kind, len(text), nbytes], device=self.device))
+        if text:
+            self._broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device))
+        if payload is not None and nbytes:
+            self._broadcast(payload)
+
+    def send_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
+        places = []
+        end = 0
+        for name, tensor in bucket:
+            places.append((name, CODE_OF[tensor.dtype], list(tensor.shape), end))
+            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        flat = torch.empty(end, dtype=torch.uint8, device=self.device)
+        for (_, tensor), (_, _, _, start) in zip(bucket, places, strict=True):
+            _view(flat, start, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+        self.send(BUCKET, json.dumps(places).encode(), flat)
+
+    def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
+        while True:
+            header = torch.empty(3, dtype=torch.long, device=self.device)
+            kind, text_nbytes, nbytes = self._broadcast(header).tolist()
+            text = torch.empty(text_nbytes, dtype=torch.uint8, device=self.device)
+            if text_nbytes:
+                self._broadcast(text)
+            words = bytes(text.cpu().tolist())
+            if kind == END:
+                return
+            if kind == FAILED:
+                raise RuntimeError(f"rank {self.source}, which sends, failed: {words.decode()}")
+            flat = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+            if nbytes:
+                self._broadcast(flat)
+            yield [
+                (name, _view(flat, start, DTYPE_OF[code], tuple(shape)))
+                for name, code, shape, start in json.loads(words)
+            ]
+
+    def compare(self, problem: str) -> None:
+        """Raises on every rank what some rank has to say."""
+        import torch.distributed as dist
+
+        problems: list[Any] = [None] * dist.get_world_size(self.group)
+        dist.all_gather_object(problems, problem, group=self.group)
+        for rank, text in enumerate(problems):
+            if text:
+                raise RuntimeError(f"rank {rank} could not land the weights: {text}")
+
+
+def _view(flat: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    nbytes = torch.Size(shape).numel() * dtype.itemsize
+    return flat[start : start + nbytes].view(dtype).view(shape)

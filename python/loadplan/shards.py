@@ -1,0 +1,204 @@
+"""Shards: which box of which checkpoint tensor lies on which rank of the trainer."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+
+from ._dtensor import boxes_of_dtensor, is_dtensor
+from ._library import CODE_OF, classes
+from .metadata import ParamMeta
+
+if TYPE_CHECKING:
+    from .layout import ParallelLayout
+
+Box: TypeAlias = Sequence[tuple[int, int]]
+Piece: TypeAlias = "tuple[int, Box, Tensor | None]"
+
+
+class Shards:
+    """Who holds what of a checkpoint, and the tensors of it that this process has.
+
+    ``pieces`` is ``{name: [(rank, box, tensor), ...]}``: the box, one ``(start, stop)`` for each
+    dimension of the whole tensor, of the shard on ``rank``; None for a tensor in another process.
+    Ranks are those of the group that exchanges them.  The shape of a tensor is what its boxes span,
+    its dtype that of its shards, unless ``metas`` declare them.
+
+    The boxes of a name must be the whole tensor.  Equal boxes on several ranks are replicas, boxes
+    that overlap otherwise are refused, and so is a shard of another shape or dtype than its box.
+
+    Tensors are read when they are sent: shards that are updated in place stay valid.
+    """
+
+    def __init__(
+        self,
+        pieces: Mapping[str, Iterable[Piece]],
+        metas: Iterable[ParamMeta] | None = None,
+    ) -> None:
+        self._handle: Any = classes.ShardSet()
+        self._geometries: dict[Any, int] = {}
+        declared = {meta.name: meta for meta in metas or ()}
+        for name, of_name in pieces.items():
+            self._add_explicit(name, list(of_name), declared.get(name))
+        self._handle.check()
+
+    @classmethod
+    def of_tensors(
+        cls,
+        named: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]],
+        *,
+        ranks: Callable[[int], int] | None = None,
+        rank: int | None = None,
+    ) -> Shards:
+        """Shards of DTensors, of all ranks of their meshes, without communication.
+
+        Placements may be ``Shard``, ``Replicate`` and ``_StridedShard``, uneven ones too.
+        ``ranks`` gives for a rank of the mesh the one in the group that exchanges them (default:
+        the same), ``rank`` is the mesh's rank of this process.  A plain tensor counts as a replica
+        on every rank of the meshes of the others.
+        """
+        shards = cls({})
+        items = list(named.items() if isinstance(named, Mapping) else named)
+        renumber = ranks or (lambda rank: rank)
+        me = _own_rank() if rank is None else rank
+        everywhere: set[int] = set()
+        for _, tensor in items:
+            if is_dtensor(tensor):
+                everywhere.update(tensor.device_mesh.mesh.flatten().tolist())
+        for name, tensor in items:
+            if is_dtensor(tensor):
+                shards._add_dtensor(name, tensor, me, renumber)
+            else:
+                holders = sorted(everywhere) or [me]
+                box = tuple((0, extent) for extent in tensor.shape)
+                pieces = [(renumber(holder), box) for holder in holders]
+                key = ("whole", tensor.shape, tensor.dtype, tuple(holders))
+                index = shards._geometry(key, tensor.shape, tensor.dtype, pieces)
+                mine = [holders.index(me)] if me in holders else []
+                shards._handle.add(name, index, mine, [tensor.detach()] * len(mine))
+        shards._handle.check()
+        return shards
+
+    @classmethod
+    def of_module(
+        cls,
+        module: nn.Module,
+        *,
+        rename: Callable[[str], str] | None = None,
+        ranks: Callable[[int], int] | None = None,
+        rank: int | None = None,
+    ) -> Shards:
+        """Shards of a module's parameters, as ``fully_shard`` or a tensor-parallel plan left them.
+
+        ``rename`` gives the name in the checkpoint.  Else as `of_tensors`.
+        """
+        name_of = rename or (lambda name: name)
+        named = ((name_of(name), param) for name, param in module.named_parameters())
+        return cls.of_tensors(named, ranks=ranks, rank=rank)
+
+    @classmethod
+    def of_layout(
+        cls,
+        metas: Iterable[ParamMeta],
+        layout: ParallelLayout,
+        tensors: Mapping[str, Tensor],
+        rank: int,
+    ) -> Shards:
+        """Shards as a Megatron-like ``layout`` places them.
+
+        ``tensors`` are those that ``rank`` holds, by the name of the checkpoint tensor.
+        """
+        shards = cls({})
+        for meta in metas:
+            pieces = layout.pieces(meta)
+            key = (tuple(meta.shape), meta.dtype, tuple(pieces))
+            index = shards._geometry(key, meta.shape, meta.dtype, pieces)
+            mine = [i for i, (holder, _) in enumerate(pieces) if holder == rank]
+            if mine and meta.name not in tensors:
+                raise ValueError(f"rank {rank} holds a shard of `{meta.name}`; give its tensor")
+            shards._handle.add(meta.name, index, mine, [tensors[meta.name].detach() for _ in mine])
+        shards._handle.check()
+        return shards
+
+    def _geometry(
+        self,
+        key: Any,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        pieces: Iterable[tuple[int, Box]],
+    ) -> int:
+        """The number by which the library knows a geometry; ``key`` says what it is made from."""
+        index = self._geometries.get(key)
+        if index is None:
+            numbers: list[int] = []
+            for rank, box in pieces:
+                if len(box) != len(shape):
+                    raise ValueError(
+                        f"the box {tuple(box)} of rank {rank} is none of a tensor of {tuple(shape)}"
+                    )
+                numbers.append(rank)
+                numbers.extend(itertools.chain.from_iterable(box))
+            index = self._handle.add_geometry(list(shape), CODE_OF[dtype], numbers)
+            self._geometries[key] = index
+        return index
+
+    def _add_explicit(self, name: str, pieces: list[Piece], meta: ParamMeta | None) -> None:
+        if not pieces:
+            raise ValueError(f"`{name}` has no shards")
+        if meta is not None:
+            shape, dtype = tuple(meta.shape), meta.dtype
+        else:
+            shape = _hull(name, [box for _, box, _ in pieces])
+            dtype = _common_dtype(name, pieces)
+        boxes = [(rank, tuple((start, stop) for start, stop in box)) for rank, box, _ in pieces]
+        index = self._geometry((shape, dtype, tuple(boxes)), shape, dtype, boxes)
+        here = [(i, tensor) for i, (_, _, tensor) in enumerate(pieces) if tensor is not None]
+        self._handle.add(name, index, [i for i, _ in here], [t.detach() for _, t in here])
+
+    def _add_dtensor(self, name: str, tensor: Any, me: int, renumber: Callable[[int], int]) -> None:
+        boxes = boxes_of_dtensor(name, tensor)
+        pieces = [(renumber(rank), box) for rank, of_rank in boxes.items() for box, _ in of_rank]
+        key = (tuple(tensor.shape), tensor.dtype, tensor.device_mesh, tensor.placements)
+        index = self._geometry(key, tensor.shape, tensor.dtype, pieces)
+        local = tensor.to_local().detach()
+        mine: list[int] = []
+        tensors: list[Tensor] = []
+        position = 0
+        for rank, of_rank in boxes.items():
+            for _, where in of_rank:
+                if rank == me:
+                    mine.append(position)
+                    tensors.append(local[where])
+                position += 1
+        self._handle.add(name, index, mine, tensors)
+
+
+def _own_rank() -> int:
+    import torch.distributed as dist
+
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+def _hull(name: str, boxes: list[Box]) -> tuple[int, ...]:
+    ranks = {len(box) for box in boxes}
+    if len(ranks) != 1:
+        raise ValueError(f"the boxes of `{name}` have different numbers of dimensions")
+    return tuple(max(stop for _, stop in along) for along in zip(*boxes, strict=True))
+
+
+def _common_dtype(name: str, pieces: list[Piece]) -> torch.dtype:
+    tensors = [(rank, box, tensor) for rank, box, tensor in pieces if tensor is not None]
+    if not tensors:
+        raise ValueError(f"no tensor of `{name}` is in this process; declare it in `metas`")
+    first = tensors[0]
+    for rank, box, tensor in tensors:
+        if tensor.dtype != first[2].dtype:
+            raise ValueError(
+                f"`{name}`: the shard {tuple(box)} of rank {rank} is {tensor.dtype}, that of rank "
+                f"{first[0]} is {first[2].dtype}"
+            )
+    return first[2].dtype

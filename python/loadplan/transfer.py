@@ -1,0 +1,232 @@
+"""Weights from the ranks that hold them to the ranks that need them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from ._library import classes
+from ._sessions import session_of
+from ._steps import landed, settling
+from .metadata import StrPath, existing_paths
+from .plan import LoadPlan
+from .shards import Piece, Shards
+from .targets import Model
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    Group: TypeAlias = "ProcessGroup | str"
+
+MIB = 1 << 20
+
+
+def load_shards(
+    model: Model, plan: LoadPlan, shards: Shards | Mapping[str, Iterable[Piece]]
+) -> None:
+    """Lands tensors whose shards are all in this process, in an active reload.
+
+    What is wrong with the shards (a gap, an overlap, another shape or dtype than declared) is found
+    before the first write, and fails the reload.
+    """
+    session = session_of(model)
+    session.begin(plan)
+    if not isinstance(shards, Shards):
+        shards = Shards(shards)
+    with settling(session):
+        session.handle.load_shards(plan._handle, shards._handle)
+    landed(session)
+
+
+@dataclass(frozen=True)
+class ExchangeReceipt:
+    """What one rank moved in an update, in bytes.
+
+    ``in_place`` is the part of ``received`` that went to its final place without a copy,
+    ``copied`` what this rank held itself.
+    """
+
+    sent: int
+    received: int
+    in_place: int
+    copied: int
+    num_messages: int
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes of one update between all ranks.
+
+    ``links[sender][receiver]``; its diagonal is copied, not sent.  ``broadcast`` is what whole
+    tensors to every receiver would be.  No schedule has a busiest sender or receiver of less than
+    the bounds.
+    """
+
+    links: tuple[tuple[int, ...], ...]
+    copied: int
+    broadcast: int
+    busiest_sender_bound: int
+    busiest_receiver_bound: int
+
+    @property
+    def sent(self) -> tuple[int, ...]:
+        return tuple(sum(row) - row[rank] for rank, row in enumerate(self.links))
+
+    @property
+    def received(self) -> tuple[int, ...]:
+        columns = zip(*self.links, strict=True)
+        return tuple(sum(column) - column[rank] for rank, column in enumerate(columns))
+
+    @property
+    def total(self) -> int:
+        return sum(self.sent)
+
+
+class ShardSchedule:
+    """Who sends what to whom, the same on every rank.  Made by `schedule_shards`."""
+
+    def __init__(
+        self,
+        group: Group,
+        shards: Shards | None,
+        plan: LoadPlan | None,
+        timeout: float,
+        max_bytes_in_flight: int,
+        bucket_nbytes: int,
+    ) -> None:
+        self._handle: Any = classes.ShardExchange(
+            _boxed(group), timeout, max_bytes_in_flight, bucket_nbytes
+        )
+        self._handle.connect(_handle_of(shards), _handle_of(plan), "")
+
+    def report(self) -> str:
+        """Bytes per link, balance and lower bounds, for people."""
+        return str(self._handle.report()).rstrip("\n")
+
+    @property
+    def traffic(self) -> Traffic:
+        ranks, links, sums = self._handle.traffic()
+        rows = [tuple(links[i : i + ranks]) for i in range(0, ranks * ranks, ranks)]
+        return Traffic(tuple(rows), *sums)
+
+
+def schedule_shards(
+    group: Group,
+    *,
+    shards: Shards | None = None,
+    plan: LoadPlan | None = None,
+    timeout: float = 60.0,
+    max_bytes_in_flight: int = 256 * MIB,
+    bucket_nbytes: int = 8 * MIB,
+) -> ShardSchedule:
+    """Plans the updates of a group: called by all its ranks, once for many updates.
+
+    Trainers give their ``shards``, inference ranks the ``plan`` of their model, a rank that is both
+    gives both.  Every byte that a receiver needs crosses once; replicas take turns.  The group (or
+    its name) should be one of its own: ``torch.distributed.new_group()``.
+
+    Raises on every rank when shards and plans do not fit (a needed box that nobody holds, another
+    shape or dtype), or when some rank does not come within ``timeout`` seconds.
+    """
+    return ShardSchedule(group, shards, plan, timeout, max_bytes_in_flight, bucket_nbytes)
+
+
+def exchange_shards(
+    schedule: ShardSchedule,
+    *,
+    shards: Shards | None = None,
+    model: Model | None = None,
+    plan: LoadPlan | None = None,
+) -> ExchangeReceipt:
+    """One update of a scheduled group, called by all its ranks.
+
+    `send_shards` and `receive_shards` are this for ranks with one part.  A rank that receives
+    calls it between `start_reload` and `finish_reload`.  Any error on any rank is raised on every
+    rank, at the latest after the schedule's time-out; the reload has failed then, and the group is
+    not used again.
+    """
+    if model is None:
+        return ExchangeReceipt(*schedule._handle.update(_handle_of(shards), None, ""))
+    session = session_of(model)
+    problem: Exception | None = None
+    try:
+        if plan is None:
+            raise TypeError("a rank that receives gives its model and its plan")
+        session.begin(plan)
+    except Exception as error:  # the others wait for this rank: they are told
+        problem = error
+    words = "" if problem is None else f"{type(problem).__name__}: {problem}"
+    with settling(session):
+        try:
+            numbers = schedule._handle.update(_handle_of(shards), session.handle, words)
+        except RuntimeError:
+            if problem is not None:
+                raise problem from None
+            raise
+    landed(session)
+    return ExchangeReceipt(*numbers)
+
+
+@dataclass(frozen=True)
+class SharedRead:
+    """What one rank did in `load_files_together`, in bytes: read from files, sent, received."""
+
+    read: int
+    sent: int
+    received: int
+
+
+def load_files_together(
+    model: Model,
+    plan: LoadPlan,
+    paths: StrPath | Iterable[StrPath],
+    group: Group,
+    *,
+    timeout: float = 60.0,
+    max_bytes_in_flight: int = 256 * MIB,
+    bucket_nbytes: int = 8 * MIB,
+) -> SharedRead:
+    """`load_files` by the ranks of a node together: what any of them needs is read by one of them.
+
+    Called by all ranks of ``group``, each in an active reload; all see the same files.  Ranks read
+    disjoint ranges and send one another what they read, as trainers send shards.  The files hold
+    every name that the plans need.  Errors as in `exchange_shards`.
+    """
+    session = session_of(model)
+    session.begin(plan)
+    exchange = classes.ShardExchange(_boxed(group), timeout, max_bytes_in_flight, bucket_nbytes)
+    try:
+        exchange.connect_files(plan._handle, existing_paths(paths))
+        sent, received, *_ = exchange.update(None, session.handle, "")
+    except (RuntimeError, ValueError) as error:
+        if session.state == "active":
+            with contextlib.suppress(RuntimeError):
+                session.handle.fail(str(error))
+        session.settle()
+        raise
+    landed(session)
+    return SharedRead(exchange.read_nbytes(), sent, received)
+
+
+def send_shards(shards: Shards, schedule: ShardSchedule) -> ExchangeReceipt:
+    """The trainer's side of an update."""
+    return exchange_shards(schedule, shards=shards)
+
+
+def receive_shards(model: Model, plan: LoadPlan, schedule: ShardSchedule) -> ExchangeReceipt:
+    """The inference side of an update, between `start_reload` and `finish_reload`."""
+    return exchange_shards(schedule, model=model, plan=plan)
+
+
+def _handle_of(item: Shards | LoadPlan | None) -> Any:
+    return None if item is None else item._handle
+
+
+def _boxed(group: Group) -> Any:
+    if isinstance(group, str):
+        from torch.distributed import distributed_c10d
+
+        group = distributed_c10d._resolve_process_group(group)  # type: ignore
+    return group.boxed()

@@ -1,0 +1,115 @@
+#include "transfer/shard_set.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "backend/convert.h"
+#include "lifecycle/arrival.h"
+
+namespace loadplan {
+namespace {
+
+// `box`, in coordinates of the whole tensor, inside of a shard that holds `outer`.
+StridedLayout LayoutInShard(const at::Tensor& shard, const Box& outer, const Box& box) {
+  const auto itemsize = static_cast<Index>(shard.element_size());
+  Index offset = 0;
+  DimVector strides;
+  for (int d = 0; d < box.rank(); ++d) {
+    const Index stride = shard.stride(d) * itemsize;
+    offset += (box[d].start - outer[d].start) * stride;
+    strides.push_back(stride);
+  }
+  return StridedLayout::Unchecked(offset, box.shape(), std::move(strides), itemsize);
+}
+
+absl::Status IsNotHere(const std::string& name, std::int32_t rank, const Box& box) {
+  return absl::InvalidArgumentError(
+      absl::StrCat("the shard ", ToString(box), " of `", name, "` on rank ", rank,
+                   " came without its tensor; this process needs it"));
+}
+
+}  // namespace
+
+StridedLayout LayoutOfBox(const Box& box, const DimVector& shape, Index itemsize) {
+  DimVector strides(shape.size());
+  Index stride = itemsize;
+  Index offset = 0;
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    strides[d] = stride;
+    offset += box.intervals()[d].start * stride;
+    stride *= shape[d];
+  }
+  return StridedLayout::Unchecked(offset, box.shape(), std::move(strides), itemsize);
+}
+
+absl::Status ShardSet::Add(const std::string& name, std::int32_t geometry,
+                           std::vector<LocalShard> shards) {
+  if (table_ != nullptr) return absl::InternalError("shards were added to a set that is in use");
+  const TensorGeometry& of = builder_.geometries()[static_cast<std::size_t>(geometry)];
+  for (LocalShard& shard : shards) {
+    const ShardPiece& piece = of.pieces[static_cast<std::size_t>(shard.piece)];
+    // As if it were declared with the shape of its box.
+    const SourceTensor declared{name, piece.box.shape(), of.dtype};
+    absl::Status status = CheckDeclared(declared, shard.tensor, /*needs_memory=*/true);
+    if (!status.ok()) {
+      return absl::InvalidArgumentError(absl::StrCat("the shard ", ToString(piece.box), " of rank ",
+                                                     piece.rank, ": ",
+                                                     std::string(status.message())));
+    }
+    shard.tensor = shard.tensor.resolve_conj().resolve_neg();
+  }
+  builder_.Add(name, geometry);
+  entries_.insert_or_assign(name, Entry{geometry, std::move(shards)});
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<const GeometryTable>> ShardSet::Table() {
+  if (table_ != nullptr) return table_;
+  absl::StatusOr<GeometryTable> table = GeometryTableBuilder(builder_).Build();
+  if (!table.ok()) return table.status();
+  table_ = std::make_shared<const GeometryTable>(*std::move(table));
+  return table_;
+}
+
+const TensorGeometry& ShardSet::GeometryOf(const Entry& entry) const {
+  return builder_.geometries()[static_cast<std::size_t>(entry.geometry)];
+}
+
+absl::StatusOr<LocalBytes> ShardSet::Find(std::string_view name, std::int32_t rank,
+                                          const Box& box) {
+  if (const auto found = entries_.find(std::string(name)); found != entries_.end()) {
+    const Entry& entry = found->second;
+    for (const LocalShard& shard : entry.shards) {
+      const ShardPiece& piece = GeometryOf(entry).pieces[static_cast<std::size_t>(shard.piece)];
+      if (piece.rank != rank || Intersect(piece.box, box) != box) continue;
+      return LocalBytes{LayoutInShard(shard.tensor, piece.box, box),
+                        ByteSide::OfElements(shard.tensor)};
+    }
+  }
+  return IsNotHere(std::string(name), rank, box);
+}
+
+absl::Status ShardSet::CheckPresent(std::int32_t rank) {
+  const auto is_wanted = [&](const ShardPiece& piece) {
+    return piece.rank == rank && piece.box.num_elements() > 0;
+  };
+  std::vector<std::int64_t> wanted;
+  for (const TensorGeometry& geometry : builder_.geometries()) {
+    wanted.push_back(std::ranges::count_if(geometry.pieces, is_wanted));
+  }
+  for (const auto& [name, entry] : entries_) {
+    const std::vector<ShardPiece>& pieces = GeometryOf(entry).pieces;
+    const auto present = std::ranges::count_if(entry.shards, [&](const LocalShard& shard) {
+      return is_wanted(pieces[static_cast<std::size_t>(shard.piece)]);
+    });
+    if (present >= wanted[static_cast<std::size_t>(entry.geometry)]) continue;
+    for (const ShardPiece& piece : pieces) {
+      if (!is_wanted(piece)) continue;
+      if (absl::Status status = Find(name, rank, piece.box).status(); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace loadplan

@@ -1,0 +1,81 @@
+// ShardSet: the shards of a model, with the tensors that this process has.
+#ifndef LOADPLAN_TRANSFER_SHARD_SET_H_
+#define LOADPLAN_TRANSFER_SHARD_SET_H_
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "geometry/export.h"
+#include "lifecycle/byte_copy.h"
+#include "transfer/geometry_table.h"
+
+namespace loadplan {
+
+// Where a box of a checkpoint tensor lies in this process: its items, in order, in `side`.
+struct LocalBytes {
+  StridedLayout layout;
+  ByteSide side;
+};
+
+// Where what a rank sends comes from.
+class ShardSource {
+ public:
+  virtual ~ShardSource() = default;
+  // Where `rank`'s `box` of a name lies, in this process.
+  virtual absl::StatusOr<LocalBytes> Find(std::string_view name, std::int32_t rank,
+                                          const Box& box) = 0;
+};
+
+// Names are added first; after Table() nothing is.
+class LOADPLAN_API ShardSet : public ShardSource {
+ public:
+  // ShardPiece `piece` of a geometry, as a tensor of the shape of its box and any strides.
+  struct LocalShard {
+    std::int32_t piece = 0;
+    at::Tensor tensor;
+  };
+
+  // The index of `geometry`: the same for equal ones.
+  std::int32_t AddGeometry(TensorGeometry geometry) {
+    return builder_.AddGeometry(std::move(geometry));
+  }
+  // `shards`: the pieces that lie in this process. InvalidArgument, naming tensor and box: another
+  // shape or dtype than the piece has, or no plain memory.
+  absl::Status Add(const std::string& name, std::int32_t geometry, std::vector<LocalShard> shards);
+
+  // InvalidArgument where a name was added twice.
+  absl::StatusOr<std::shared_ptr<const GeometryTable>> Table();
+
+  // InvalidArgument where this process does not have it.
+  absl::StatusOr<LocalBytes> Find(std::string_view name, std::int32_t rank,
+                                  const Box& box) override;
+  // InvalidArgument, naming a piece of `rank` whose tensor this process does not have.
+  absl::Status CheckPresent(std::int32_t rank);
+
+ private:
+  struct Entry {
+    std::int32_t geometry = 0;
+    std::vector<LocalShard> shards;
+  };
+  const TensorGeometry& GeometryOf(const Entry& entry) const;
+
+  GeometryTableBuilder builder_;
+  absl::flat_hash_map<std::string, Entry> entries_;
+  std::shared_ptr<const GeometryTable> table_;
+};
+
+// A box inside a row-major tensor of `shape`: bytes of the tensor.
+StridedLayout LayoutOfBox(const Box& box, const DimVector& shape, Index itemsize);
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_TRANSFER_SHARD_SET_H_
