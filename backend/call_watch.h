@@ -49,9 +49,6 @@ class LOADPLAN_API CallWatch : public std::enable_shared_from_this<CallWatch> {
   absl::Status End();
   // Target storages that an operator of the call took; pure views do not count.
   std::vector<StorageId> met() const;
-
-  // Target storages that an operator of the call took; pure views do not count.
-  std::vector<StorageId> met() const;
   // Regions of targets that operators have written, or would have when they raised.
   std::vector<TargetRegion> TakeWritten();
 

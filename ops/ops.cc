@@ -131,7 +131,7 @@ class CallWatchClass : public torch::CustomClassHolder {
   void join_thread() { watch_->JoinThread(); }
   // Torch may read what it likes, except bytes that the plan writes.
   std::optional<at::Tensor> readable_copy(const at::Tensor& tensor) {
-    watch_->Check(tensor, "a read that reaches no operator");
+    watch_->Check(tensor, "a read that reaches no operator", /*written=*/false);
     return std::nullopt;
   }
   // "" or the first violation.
