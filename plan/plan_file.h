@@ -94,9 +94,8 @@ using DTypeLookup = std::function<std::optional<DType>(std::string_view)>;
 LOADPLAN_API absl::StatusOr<std::string> EncodePlanFile(const LoadPlan& plan,
                                                         const PlanExtras& extras);
 
-// The plan again, with SourceTensor::storage -1.
-// InvalidArgument with what is wrong and where: no plan file, another format version, cut off,
-// changed, or a number that contradicts another one.
+// The plan again. InvalidArgument with what is wrong and where: no plan file, another format
+// version, cut off, changed, or a number that contradicts another one.
 LOADPLAN_API absl::StatusOr<PlanFile> DecodePlanFile(std::string_view bytes,
                                                      const DTypeLookup& dtype_of);
 

@@ -66,9 +66,9 @@ class PlanFileDecoder {
     if (!std::isfinite(seconds)) in.Fail("a number of seconds is not finite");
     return seconds;
   }
-  static std::int32_t Id(ByteReader& in, std::size_t end, std::string_view what) {
+  static std::int32_t Id(ByteReader& in, std::size_t end, std::string_view what, Index least = 0) {
     const Index id = in.Signed();
-    if (id < 0 || static_cast<std::size_t>(id) >= end) {
+    if (id < least || id >= static_cast<Index>(end)) {
       in.Fail(absl::StrCat(std::string(what), " ", id, " of ", end));
       return 0;
     }
@@ -172,13 +172,15 @@ class PlanFileDecoder {
   }
 
   void Sources(ByteReader& in) {
-    const std::size_t count = in.Count(3);
+    const std::size_t count = in.Count(4);
     plan_.sources_.reserve(count);
     for (std::size_t left = count; left > 0 && in.ok(); --left) {
       SourceTensor& source = plan_.sources_.emplace_back();
       source.name = Text(in);
       source.shape = ReadShape(in);
       source.dtype = TheDType(in);
+      // Of the log, which is gone; -1: in none of it.
+      source.storage = Id(in, std::numeric_limits<std::int32_t>::max(), "storage", -1);
       if (!NbytesOf(source.shape, source.dtype.itemsize).has_value()) {
         in.Fail(absl::StrCat("`", source.name, "` is larger than any tensor"));
       }

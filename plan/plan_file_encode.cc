@@ -140,6 +140,7 @@ class PlanFileEncoder {
       out.Count(source.shape.size());
       for (const Index extent : source.shape) out.Signed(extent);
       out.Count(DTypeId(source.dtype));
+      out.Signed(source.storage);
     }
     Put(Section::kSources, out);
   }

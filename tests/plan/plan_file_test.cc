@@ -214,18 +214,19 @@ const std::vector<Damage> kDamages = {
      "stride"},
     {"a_name_twice", Section::kSources,
      [](ByteWriter& out) {
-       Put{out} << 2_n << "w" << 1_n << 4_i << 0_n << "w" << 1_n << 4_i << 0_n;
+       Put{out} << 2_n << "w" << 1_n << 4_i << 0_n << 0_i << "w" << 1_n << 4_i << 0_n << 0_i;
      },
      "`w` is declared twice"},
     {"a_negative_extent", Section::kSources,
-     [](ByteWriter& out) { Put{out} << 1_n << "w" << 1_n << -4_i << 0_n; }, "an extent is -4"},
+     [](ByteWriter& out) { Put{out} << 1_n << "w" << 1_n << -4_i << 0_n << 0_i; },
+     "an extent is -4"},
     {"a_tensor_larger_than_memory", Section::kSources,
      [](ByteWriter& out) {
-       Put{out} << 1_n << "w" << 3_n << (1_i << 40) << (1_i << 40) << 0_i << 0_n;
+       Put{out} << 1_n << "w" << 3_n << (1_i << 40) << (1_i << 40) << 0_i << 0_n << 0_i;
      },
      "`w` is larger than any tensor"},
-    {"many_dimensions", Section::kSources, [](ByteWriter& out) { Put{out} << 1_n << "w" << 65_n; },
-     "expected at most 64"},
+    {"many_dimensions", Section::kSources,
+     [](ByteWriter& out) { Put{out} << 1_n << "w" << 65_n << 0_i << 0_i; }, "expected at most 64"},
     {"more_names_than_bytes", Section::kSources, [](ByteWriter& out) { Put{out} << 1000000_n; },
      "1000000 items cannot lie in the 0 bytes that are left"},
     {"a_map_that_writes_a_byte_twice", Section::kGeometry,
