@@ -133,7 +133,7 @@ absl::StatusOr<LocalBytes> FileShards::Find(std::string_view name, std::int32_t 
                    ByteSide::OfStorage(share.bytes)};
   if (--share.num_uses == 0) {
     ahead_nbytes_ -= static_cast<Index>(share.bytes.nbytes());
-    share.bytes = {};
+    share.bytes = at::Tensor();
   }
   return bytes;
 }
