@@ -234,14 +234,14 @@ class SessionClass : public torch::CustomClassHolder {
   using Ready = std::tuple<int64_t, Ints, Strings, Tensors>;  // group (-1: none), layers, tensors
   Ready take_ready_layers(bool finishing) {
     auto ready = Value(session_.TakeReadyLayers(finishing));
-    return ready.has_value() ? Encode(*std::move(ready)) : Ready{-1, {}, {}, {}};
+    return ready.has_value() ? EncodeReady(*std::move(ready)) : Ready{-1, {}, {}, {}};
   }
   void layers_done(int64_t group) { Raise(session_.LayersDone(static_cast<std::int32_t>(group))); }
   void layers_overwrite() { Raise(session_.LayersOverwrite()); }
   std::vector<Ready> open_layers_for_call() {
     std::vector<Ready> layers;
     for (ReadyLayers& item : Value(session_.OpenLayersForCall())) {
-      layers.push_back(Encode(std::move(item)));
+      layers.push_back(EncodeReady(std::move(item)));
     }
     return layers;
   }
@@ -300,7 +300,7 @@ class SessionClass : public torch::CustomClassHolder {
   }
 
  private:
-  static Ready Encode(ReadyLayers item) {
+  static Ready EncodeReady(ReadyLayers item) {
     Ready ready{item.group, Ints(item.layers.begin(), item.layers.end()), {}, {}};
     for (LiveTarget& target : item.tensors) {
       std::get<2>(ready).push_back(std::move(target.name));
