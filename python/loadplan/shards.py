@@ -44,7 +44,9 @@ class Shards:
         declared = {meta.name: meta for meta in metas or ()}
         for name, of_name in pieces.items():
             self._add_explicit(name, list(of_name), declared.get(name))
-        self._handle.check()
+        # Empty: the other constructors fill it, and nothing is added to a set that was checked.
+        if pieces:
+            self._handle.check()
 
     @classmethod
     def of_tensors(
