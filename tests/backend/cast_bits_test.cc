@@ -51,7 +51,8 @@ TEST_F(CastBitsProperty, TellsHowTorchConverts) {
   int scattered = 0;
   for (int i = 0; i < 2000; ++i) {
     std::vector<int64_t> sizes;
-    for (auto rank = gen() % 4; rank > 0; --rank) sizes.push_back(1 + gen() % 5);
+    for (auto rank = gen() % 4; rank > 0; --rank)
+      sizes.push_back(static_cast<int64_t>(1 + gen() % 5));
     const at::Tensor to = RandomView(gen, sizes, at::kBFloat16);
     const at::Tensor from = RandomView(gen, sizes, at::kFloat);
     from.copy_(nan[0]);

@@ -453,6 +453,8 @@ def failing(context: Context, fault: str, holders: int = 2) -> None:
         return
     schedule = loadplan.schedule_shards(group, shards=shards, plan=plan, **options)
 
+    updates: list[bool] = []
+
     def update() -> None:
         if engine is None:
             assert shards is not None
@@ -461,10 +463,11 @@ def failing(context: Context, fault: str, holders: int = 2) -> None:
         assert plan is not None
         loadplan.start_reload(engine)
         other = plan
-        if fault == "plan" and context.rank == holders:
+        if fault == "plan" and context.rank == holders and updates:
             other = loadplan.plan_loads(engine, Large.metas())
         loadplan.receive_shards(engine, other, schedule)
         loadplan.finish_reload(engine)
+        updates.append(True)
 
     update()
     assert engine is None or bool((engine.live["w"] == 1).all())
