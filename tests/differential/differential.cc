@@ -250,8 +250,11 @@ class BothWays {
   }
 
   // The loader on real tensors, watched.
-  std::string CallLoader(ReloadSession& session, const Tensors& targets) {
-    auto call = session.TakeEagerCall();
+  std::string CallLoader(ReloadSession& session, const Tensors& targets,
+                         const std::vector<LiveTarget>& current) {
+    absl::StatusOr<ReloadSession::Call> taken = session.TakeFallbackCall();
+    if (!taken.ok()) return taken.status().ToString();
+    ReloadSession::Call& call = *taken;
     const auto watch = std::make_shared<CallWatch>(plan_->plan, targets_);
     std::size_t position = 0;
     const auto next = [&](int& source, at::Tensor& tensor) {
@@ -269,7 +272,9 @@ class BothWays {
       error = raised.what();
     }
     const absl::Status status = watch->End();
-    return error.empty() ? std::string(status.message()) : error;
+    if (error.empty()) error = std::string(status.message());
+    const absl::Status done = session.FallbackCallDone(error, watch->TakeWritten(), current);
+    return done.ok() ? "" : done.ToString();
   }
 
   // As an engine runs it. Names that overlap are fallbacks in their order of arrival.
@@ -291,9 +296,9 @@ class BothWays {
     }
     if (auto status = session.PrepareFinish(std::nullopt, current); !status.ok())
       return status.ToString();
-    if (session.NeedsEagerCall()) {
-      const std::string error = CallLoader(session, TargetViews(program_, live_));
-      if (auto status = session.EagerDone(error, current); !status.ok()) return status.ToString();
+    if (session.NeedsFallbackCall()) {
+      std::string error = CallLoader(session, TargetViews(program_, live_), current);
+      if (!error.empty()) return error;
     }
     if (auto finished = session.Finish(); !finished.ok()) return finished.status().ToString();
     return Difference(expected_[static_cast<std::size_t>(update)], live_);

@@ -106,15 +106,15 @@ TEST_F(ReloadSessionPartsTest, PutsFallbackNamesTogether) {
   ASSERT_THAT(Part("f", x_, 8, 16), IsOk());
   ASSERT_THAT(Part("f", x_, 0, 8), IsOk());
   ASSERT_THAT(session_->CompleteParts("f"), IsOk());
-  EXPECT_FALSE(session_->EagerReady());
+  EXPECT_FALSE(session_->FallbackCallReady());
   ASSERT_THAT(Begin("g", 4), IsOk());
   const auto place = session_->InPlace("g", {0, 16});
   ASSERT_THAT(place, IsOk());
   ASSERT_THAT(CopyMapped(RunMap(0, 16), {}, **place, ByteSide::OfElements(g)), IsOk());
   ASSERT_THAT(session_->DeliveredInPlace("g", {0, 16}), IsOk());
   ASSERT_THAT(session_->CompleteParts("g"), IsOk());
-  EXPECT_TRUE(session_->EagerReady());
-  const auto call = session_->TakeEagerCall();
+  EXPECT_TRUE(session_->FallbackCallReady());
+  const auto call = *session_->TakeFallbackCall();
   ASSERT_EQ(call.size(), 2U);
   EXPECT_TRUE(at::equal(call[0].second, x_));
   EXPECT_TRUE(at::equal(call[1].second, g));

@@ -274,8 +274,8 @@ TEST(FileLoadFallbackTest, PutsWholeTensorsTogether) {
   ASSERT_THAT(load, IsOk());
   ASSERT_THAT(LoadAll(**load), IsOk());
   EXPECT_EQ((*load)->stats().in_place_nbytes, 1'200'000);
-  ASSERT_TRUE(session.EagerReady());
-  const auto call = session.TakeEagerCall();
+  ASSERT_TRUE(session.FallbackCallReady());
+  const auto call = *session.TakeFallbackCall();
   ASSERT_EQ(call.size(), 2U);
   EXPECT_TRUE(at::equal(call[0].second, g));  // as they arrived: they overlap
   EXPECT_TRUE(at::equal(call[1].second, f));
