@@ -141,8 +141,7 @@ absl::Status PlanExecutor::Convert(std::int32_t entry, const ByteSide& from, Ind
   });
 }
 
-absl::StatusOr<std::optional<ByteSide>> PlanExecutor::InPlace(std::int32_t entry,
-                                                              ByteRange bytes) {
+absl::StatusOr<std::optional<ByteSide>> PlanExecutor::InPlace(std::int32_t entry, ByteRange bytes) {
   const std::optional<SoleReader> reader = SoleReaderOf(entry, bytes);
   if (!reader.has_value()) return std::nullopt;
   if (reader->piece == nullptr) {
