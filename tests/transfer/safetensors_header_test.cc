@@ -88,7 +88,7 @@ TEST(SafetensorsHeaderTest, RefusesInWords) {
       {one(u8 + R"("shape": [4.0], "data_offsets": [0, 4])"), "`shape` that is no list"},
       {one(u8 + R"("shape": ["4"], "data_offsets": [0, 4])"), "`shape` that is no list"},
       {one(u8 + R"("shape": [9223372036854775808], "data_offsets": [0, 4])"), "no list"},
-      {one(u8 + R"("shape": [4], "data_offsets": [0, 18446744073709551616])"), "no list"},
+      {one(u8 + R"("shape": [4], "data_offsets": [0, 18446744073709551616])"), "no JSON object"},
       {one(u8 + R"("shape": [4], "data_offsets": [4])"), "`data_offsets` that are no range"},
       {one(u8 + R"("shape": [4], "data_offsets": [4, 0])"), "`data_offsets` that are no range"},
       {one(u8 + R"("shape": [4], "data_offsets": [0, 5])"), "no range within the 4 bytes"},
