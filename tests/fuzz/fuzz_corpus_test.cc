@@ -7,6 +7,7 @@
 #include <iterator>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -97,11 +98,20 @@ TEST(FuzzCorpusTest, PlanFilesOfTheCorpusReturn) {
   }
 }
 
-// A short walk of the fuzzer in every test run.
-TEST(FuzzCorpusPropertyTest, DamagedPlanFilesReturn) {
+TEST(FuzzCorpusTest, SafetensorsHeadersOfTheCorpusReturn) {
+  ASSERT_FALSE(FilesOf("safetensors_header").empty());
+  for (const auto& path : FilesOf("safetensors_header")) {
+    SCOPED_TRACE(path.string());
+    FuzzSafetensorsHeader(ContentOf(path));
+  }
+}
+
+// Short walks of the fuzzers in every test run.
+void Walk(const std::string& target, int count, void (*fuzz)(std::string_view)) {
   std::vector<std::string> seeds;
-  for (const auto& path : FilesOf("plan_file")) seeds.push_back(ContentOf(path));
-  ForEachRandom(20000, [&](std::mt19937& generator) {
+  for (const auto& path : FilesOf(target)) seeds.push_back(ContentOf(path));
+  ASSERT_FALSE(seeds.empty());
+  ForEachRandom(count, [&](std::mt19937& generator) {
     std::string bytes = seeds[generator() % seeds.size()];
     for (auto left = 1 + generator() % 4; left > 0 && !bytes.empty(); --left) {
       const std::size_t at = generator() % bytes.size();
@@ -116,8 +126,13 @@ TEST(FuzzCorpusPropertyTest, DamagedPlanFilesReturn) {
           bytes.erase(at, 1);
       }
     }
-    FuzzPlanFile(bytes);
+    fuzz(bytes);
   });
+}
+
+TEST(FuzzCorpusPropertyTest, DamagedPlanFilesReturn) { Walk("plan_file", 10000, FuzzPlanFile); }
+TEST(FuzzCorpusPropertyTest, DamagedSafetensorsHeadersReturn) {
+  Walk("safetensors_header", 10000, FuzzSafetensorsHeader);
 }
 
 }  // namespace

@@ -11,6 +11,10 @@ namespace loadplan::testing {
 // is read without an error is asked everything that a plan answers, and written again.
 void FuzzPlanFile(std::string_view bytes);
 
+// As a file, and without its first two bytes as the JSON before so many bytes of data. What is
+// read covers the data exactly.
+void FuzzSafetensorsHeader(std::string_view bytes);
+
 }  // namespace loadplan::testing
 
 #endif  // LOADPLAN_TESTS_FUZZ_FUZZ_TARGETS_H_
