@@ -192,7 +192,7 @@ TEST_F(DeliverPartTest, RefusesBytesThatComeTwiceOrLieOutside) {
   EXPECT_THAT(executor_->DeliverPart(0, RunMap(90, 0, 7), ByteSide::OfStorage(buffer)),
               StatusIs(kInvalid, AllOf(HasSubstr("[90, 97)"), HasSubstr("96 bytes"))));
   EXPECT_THAT(
-      executor_->DeliverPart(0, RunMap(80, 0, 16), ByteSide::OfElements(buffer.slice(0, 60))),
+      executor_->DeliverPart(0, RunMap(84, 0, 12), ByteSide::OfElements(buffer.slice(0, 60))),
       StatusIs(absl::StatusCode::kInternal, HasSubstr("reads bytes")));
 }
 
