@@ -68,8 +68,9 @@ class LOADPLAN_API ReloadSession {
   absl::Status BeginParts(std::string_view name, at::IntArrayRef shape, at::ScalarType dtype);
   // `held`: `to` are bytes of the row-major checkpoint tensor, `from` bytes of `from`.
   absl::Status DeliverPart(std::string_view name, const StridedMap& held, const ByteSide& from);
-  // Where the bytes go, as they are and nowhere else; nullopt where it is not that simple. Whoever
-  // gets a place writes the bytes there and says so, or fails the session.
+  // Where the bytes go, as they are and nowhere else; nullopt where it is not that simple, or where
+  // the update is atomic. Whoever gets a place holds its tensor while it writes there, and says
+  // when it has, or fails the session.
   absl::StatusOr<std::optional<ByteSide>> InPlace(std::string_view name, ByteRange bytes);
   absl::Status DeliveredInPlace(std::string_view name, ByteRange bytes);
   absl::Status CompleteParts(std::string_view name);

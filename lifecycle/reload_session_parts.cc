@@ -87,6 +87,8 @@ absl::StatusOr<std::optional<ByteSide>> ReloadSession::InPlace(std::string_view 
     place.byte_offset = bytes.start;
     return std::optional(std::move(place));
   }
+  // A thread or a peer that is late could write there after the old bytes were put back.
+  if (undo_ != nullptr) return std::nullopt;
   if (absl::Status status = EnsureWritable(); !status.ok()) return status;
   return executor_->InPlace(*entry, bytes);
 }

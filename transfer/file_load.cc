@@ -179,12 +179,14 @@ absl::Status FileLoad::Open(std::int32_t tensor) {
   return session_.BeginParts(held.name, shape, *held.dtype);
 }
 
-absl::StatusOr<std::byte*> FileLoad::PlaceOf(const Segment& segment) {
+absl::StatusOr<std::byte*> FileLoad::PlaceOf(const Segment& segment,
+                                             std::vector<at::Tensor>& held) {
   if (segment.bytes.nbytes() < kMinInPlace) return nullptr;
   absl::StatusOr<std::optional<ByteSide>> place =
       session_.InPlace(TensorAt(segment.tensor).name, segment.bytes);
   if (!place.ok()) return place.status();
   if (!place->has_value() || !(*place)->tensor.is_cpu()) return nullptr;
+  held.push_back((*place)->tensor);
   return static_cast<std::byte*>((*place)->tensor.storage().mutable_data()) + (*place)->byte_offset;
 }
 
@@ -231,7 +233,7 @@ absl::Status FileLoad::SubmitNext() {
   std::vector<ReadJob> in_place;
   for (const Segment& segment : segments) {
     if (absl::Status status = Open(segment.tensor); !status.ok()) return status;
-    const absl::StatusOr<std::byte*> place = PlaceOf(segment);
+    const absl::StatusOr<std::byte*> place = PlaceOf(segment, next.held);
     if (!place.ok()) return place.status();
     next.places.push_back(*place == nullptr ? 0 : -1);
     if (*place == nullptr) continue;

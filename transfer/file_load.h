@@ -90,6 +90,8 @@ class LOADPLAN_API FileLoad {
     at::Tensor staging;
     // Parallel to the segments: where in `staging`; -1: in its place.
     std::vector<Index> places;
+    // Of those places: a session that fails lets go of some, and threads may be reading into them.
+    std::vector<at::Tensor> held;
   };
 
   FileLoad(ReloadSession& session, std::shared_ptr<const BoundPlan> plan, CheckpointFiles files,
@@ -100,7 +102,7 @@ class LOADPLAN_API FileLoad {
   Index GapOf(const CheckpointFiles& files, std::int32_t file) const;
   absl::Status SubmitNext();
   absl::Status Open(std::int32_t tensor);
-  absl::StatusOr<std::byte*> PlaceOf(const Segment& segment);
+  absl::StatusOr<std::byte*> PlaceOf(const Segment& segment, std::vector<at::Tensor>& held);
   // Finds places for the segments that go into staging; their reads, with the place of each as its
   // tag. The size of the buffer.
   Index PlaceInStaging(InFlight& next, std::vector<ReadJob>& jobs) const;

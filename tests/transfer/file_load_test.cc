@@ -281,5 +281,27 @@ TEST(FileLoadFallbackTest, PutsWholeTensorsTogether) {
   EXPECT_TRUE(at::equal(call[1].second, f));
 }
 
+// A reading thread must not write into live bytes that may be put back meanwhile.
+TEST(FileLoadAtomicTest, ReadsNothingStraightIntoLiveTensors) {
+  LiveLog log;
+  const View w = log.Target("w", {1'000'000});
+  log.Copy(w, log.Source("x", {1'000'000}));
+  const auto bound = log.Bind().value();
+  WrittenFiles written;
+  const at::Tensor x = at::randn({1'000'000});
+  const std::vector<std::string> paths = {written.Write({{"x", x}})};
+  for (const bool atomic : {false, true}) {
+    ReloadSession session;
+    ASSERT_THAT(session.Start({.atomic = atomic}), IsOk());
+    ASSERT_THAT(session.Begin(bound, log.live()), IsOk());
+    auto load = FileLoad::Start(session, bound, paths, {});
+    ASSERT_THAT(load, IsOk());
+    ASSERT_THAT(LoadAll(**load), IsOk());
+    EXPECT_EQ((*load)->stats().in_place_nbytes, atomic ? 0 : 4'000'000);
+    ASSERT_THAT(session.Finish(), IsOk());
+    EXPECT_TRUE(at::equal(log.live().front().tensor, x));
+  }
+}
+
 }  // namespace
 }  // namespace loadplan
