@@ -77,7 +77,7 @@ EntryParts& PlanExecutor::PartsOf(std::int32_t entry) {
 
 absl::Status PlanExecutor::DeliverPart(std::int32_t entry, const StridedMap& held,
                                        const ByteSide& from) {
-  if (held.empty()) return absl::OkStatus();
+  if (held.nbytes() == 0) return absl::OkStatus();
   EntryParts& parts = PartsOf(entry);
   const SourceTensor& source = plan_.sources()[static_cast<std::size_t>(entry)];
   absl::Status status = parts.held.Add(held.ToLayout(), source.nbytes());

@@ -167,6 +167,8 @@ absl::StatusOr<bool> FileLoad::Step(double seconds) {
     if (!status.ok()) return Fail(status);
     if (first.staging.defined()) buffers_.push_back(first.staging);
     in_flight_.pop_front();
+    const bool has_more = !in_flight_.empty() || next_batch_ < batches_.size();
+    if (has_more && Now() >= stop) return false;
   }
   return true;
 }

@@ -71,7 +71,8 @@ Part ColumnPart(std::mt19937& gen, std::int32_t source, const at::Tensor& tensor
 
 std::vector<Index> Cuts(std::mt19937& gen, Index stop) {
   std::vector<Index> cuts = {0, stop};
-  for (auto n = gen() % 4; n > 0; --n) cuts.push_back(static_cast<Index>(gen()) % stop);
+  // Short parts lie within what one copy reads, and can go straight to their place.
+  for (auto n = gen() % (gen() % 2 == 0 ? 4 : 24); n > 0; --n) cuts.push_back(static_cast<Index>(gen()) % stop);
   std::ranges::sort(cuts);
   return cuts;
 }
@@ -192,7 +193,7 @@ TEST_F(DeliverPartTest, RefusesBytesThatComeTwiceOrLieOutside) {
   EXPECT_THAT(executor_->DeliverPart(0, RunMap(90, 0, 7), ByteSide::OfStorage(buffer)),
               StatusIs(kInvalid, AllOf(HasSubstr("[90, 97)"), HasSubstr("96 bytes"))));
   EXPECT_THAT(
-      executor_->DeliverPart(0, RunMap(84, 0, 12), ByteSide::OfElements(buffer.slice(0, 60))),
+      executor_->DeliverPart(0, RunMap(84, 0, 12), ByteSide::OfElements(buffer.slice(0, 62))),
       StatusIs(absl::StatusCode::kInternal, HasSubstr("reads bytes")));
 }
 

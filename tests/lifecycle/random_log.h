@@ -80,7 +80,7 @@ class RandomLog {
       stride *= shape[d];
     }
     Index step = std::max<Index>(1, kExtent / std::max<Index>(stride, 1));
-    step = 1 + static_cast<Index>(gen_()) % step;
+    step = gen_() % 2 == 0 ? 1 : 1 + static_cast<Index>(gen_()) % step;
     for (Index& value : strides) value *= step;
     const Index slack = kExtent - stride * step;
     for (Index& value : strides) {

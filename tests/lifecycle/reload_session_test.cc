@@ -359,7 +359,9 @@ TEST_F(FallbackSessionTest, CollectsTheFallbackNamesForOneCall) {
   EXPECT_TRUE(session_.FallbackCallReady());
   EXPECT_TRUE(session_.NeedsFallbackCall());
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : session_.TakeFallbackCall().value()) names.push_back(name);
+  const auto call = session_.TakeFallbackCall();
+  ASSERT_THAT(call, IsOk());
+  for (const auto& [name, tensor] : *call) names.push_back(name);
   EXPECT_THAT(names, ElementsAre("x"));
   EXPECT_FALSE(session_.NeedsFallbackCall());
   ASSERT_THAT(session_.FallbackCallDone("", WrittenByLoader(), log_.live()), IsOk());

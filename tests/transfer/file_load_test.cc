@@ -241,7 +241,7 @@ TEST_F(FileLoadTest, AFileThatChangesBetweenTwoBatchesFailsTheSession) {
 
 TEST_F(FileLoadTest, CancelFailsTheSession) {
   const std::string path = written_.Write(tensors_);
-  auto load = Start({path});
+  auto load = Start({path}, {.max_staging_nbytes = 1 << 18});
   ASSERT_THAT(load, IsOk());
   ASSERT_THAT((*load)->Step(0), IsOk());
   const absl::Status status = (*load)->Cancel("KeyboardInterrupt");
@@ -249,7 +249,7 @@ TEST_F(FileLoadTest, CancelFailsTheSession) {
   EXPECT_EQ(session_->report().state, SessionState::kFailed);
   load->reset();
   Reset();
-  load = Start({path});
+  load = Start({path}, {.max_staging_nbytes = 1 << 18});
   ASSERT_THAT(load, IsOk());
   ASSERT_THAT((*load)->Step(0), IsOk());
   load->reset();  // given up
@@ -298,6 +298,7 @@ TEST(FileLoadAtomicTest, ReadsNothingStraightIntoLiveTensors) {
     ASSERT_THAT(load, IsOk());
     ASSERT_THAT(LoadAll(**load), IsOk());
     EXPECT_EQ((*load)->stats().in_place_nbytes, atomic ? 0 : 4'000'000);
+    ASSERT_THAT(session.PrepareFinish(std::nullopt, log.live()), IsOk());
     ASSERT_THAT(session.Finish(), IsOk());
     EXPECT_TRUE(at::equal(log.live().front().tensor, x));
   }
