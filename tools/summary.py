@@ -1,7 +1,7 @@
 """Adds up JUnit files and prints the last line of ./dev test: `N passed, N failed, N skipped`.
 
-A test of ctest may be a whole GoogleTest program. Where the program wrote its own file into `gtest/`, the tests in
-there count instead.
+A test of ctest may be a whole GoogleTest program. Where the program wrote its own file into
+`gtest/`, the tests in there count instead.
 """
 
 import sys

@@ -72,7 +72,8 @@ Part ColumnPart(std::mt19937& gen, std::int32_t source, const at::Tensor& tensor
 std::vector<Index> Cuts(std::mt19937& gen, Index stop) {
   std::vector<Index> cuts = {0, stop};
   // Short parts lie within what one copy reads, and can go straight to their place.
-  for (auto n = gen() % (gen() % 2 == 0 ? 4 : 24); n > 0; --n) cuts.push_back(static_cast<Index>(gen()) % stop);
+  for (auto n = gen() % (gen() % 2 == 0 ? 4 : 24); n > 0; --n)
+    cuts.push_back(static_cast<Index>(gen()) % stop);
   std::ranges::sort(cuts);
   return cuts;
 }
