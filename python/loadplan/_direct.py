@@ -19,8 +19,9 @@ class Direct:
 
     def __init__(self, before: object = None) -> None:
         # A failed update leaves the load format in place: it must not be restored twice.
-        self._was_restored = isinstance(before, Direct) and before._is_restored
-        self._is_restored = self._was_restored
+        was_restored: bool = isinstance(before, Direct) and before._is_restored
+        self._was_restored = was_restored
+        self._is_restored: bool = was_restored
 
     def kept(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
         has_hooks = targets.restore is not None or targets.process is not None

@@ -82,12 +82,14 @@ def _repeatable(weights: Weights) -> Callable[[], Pairs]:
 
 
 def _load_eagerly(targets: Targets, pairs: Pairs) -> None:
-    for layer in targets.layers() if targets.restore is not None else ():
-        targets.restore(layer)
+    if targets.restore is not None:
+        for layer in targets.layers():
+            targets.restore(layer)
     # Loaders may write into what they are given.
     targets.load_weights((name, tensor.clone()) for name, tensor in pairs)
-    for layer in targets.layers() if targets.process is not None else ():
-        targets.process(layer)
+    if targets.process is not None:
+        for layer in targets.layers():
+            targets.process(layer)
 
 
 def _storages(targets: Targets) -> list[tuple[tuple[str, ...], Tensor]]:
@@ -109,7 +111,7 @@ def _storages(targets: Targets) -> list[tuple[tuple[str, ...], Tensor]]:
 def _save(storages: list[tuple[tuple[str, ...], Tensor]], file: IO[bytes]) -> None:
     file.seek(0)
     for _, view in storages:
-        file.write(memoryview(view.cpu().numpy()))
+        file.write(view.cpu().numpy().data)
 
 
 def _read(file: IO[bytes], nbytes: int) -> Tensor:

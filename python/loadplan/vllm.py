@@ -53,7 +53,7 @@ def targets(model: nn.Module, vllm_config: Any) -> Targets:
             set_default_torch_dtype(dtype),
             without_lora(model),
         ):
-            return model.load_weights(weights)
+            return model.load_weights(weights)  # type: ignore[operator]
 
     def process(layer: nn.Module) -> None:
         if ACTIVE not in vars(model):
@@ -70,7 +70,7 @@ def targets(model: nn.Module, vllm_config: Any) -> Targets:
                     # Once it has a kernel, the method leaves out the kernel's own packing.
                     kernel.fused_experts.process_weights_after_loading(layer)
                 if hasattr(layer, "update_param_tp_status"):
-                    layer.update_param_tp_status()
+                    layer.update_param_tp_status()  # type: ignore[operator]
             if deferred:
                 layer.process_weights_after_loading(dtype)  # type: ignore[operator]
             elif layer is model and hasattr(model, "process_weights_after_loading"):
