@@ -211,7 +211,45 @@ class Head(Layer):
         self.weight = plain_parameter(self.weight.t().contiguous() + 1)
 
 
+class Conv(Layer):
+    """Packed for a kernel, in other memory than the mixer's view of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("weight", torch.empty(6, 1, 4), "weight")
+
+    def process_weights_after_loading(self) -> None:
+        self.unpacked = self.weight.data.view(6, 4).clone()
+        self.weight.data = self.unpacked.t().contiguous()
+
+
+class ConvInPlace(Conv):
+    def process_weights_after_loading(self) -> None:
+        self.weight.data.mul_(3)
+
+
+class Mixer(Layer):
+    """A buffer that shows the parameter of another layer, as it was loaded."""
+
+    convolution: type[Conv] = Conv
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = self.convolution()
+        self.shapes = self.conv.shapes
+        self.register_buffer("rows", self.conv.weight.data.view(6, 4), persistent=False)
+
+    def load_part(self, part: str, loaded: Tensor) -> None:
+        self.conv.load_part(part, loaded)
+
+
+class MixerInPlace(Mixer):
+    convolution = ConvInPlace
+
+
 KINDS = {
+    "mixer": Mixer,
+    "mixer in place": MixerInPlace,
     "norm": Norm,
     "transposed": Transposed,
     "padded": Padded,

@@ -75,12 +75,14 @@ def define_packing() -> None:
     library = torch.library.Library("_C", "FRAGMENT")
     library.define("prepack_moe_weight(Tensor weight, Tensor(a!) output, str isa) -> ()")
     library.define("convert_weight_packed(Tensor weight) -> Tensor")
+    library.define("causal_conv1d_weight_pack(Tensor weight) -> Tensor")
     library.define(
         "convert_weight_packed_scale_zp(Tensor weight, Tensor zeros, Tensor scales, int algorithm)"
         " -> (Tensor, Tensor, Tensor)"
     )
     library.impl("prepack_moe_weight", prepack, "CPU")
     library.impl("convert_weight_packed", repacked, "CPU")
+    library.impl("causal_conv1d_weight_pack", repacked, "CPU")
     library.impl(
         "convert_weight_packed_scale_zp",
         lambda weight, zeros, scales, _: (repacked(weight), repacked(zeros), repacked(scales)),

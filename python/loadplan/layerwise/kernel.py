@@ -56,20 +56,14 @@ class Kernel:
 
     def kept_buffers(self, record: LayerRecord) -> set[str]:
         """Buffers that stay where they are: still in load format, no view of a parameter."""
-        parameters = {
-            recorded.meta.untyped_storage()._cdata
-            for recorded in record.parameters.values()
-            if recorded is not None
-        }
         kept = set()
         for name, tensor in self.buffers.items():
             recorded = record.buffers.get(name)
             if tensor is None or recorded is None:
                 if name in record.buffers and tensor is None and recorded is None:
                     kept.add(name)
-            elif _same_layout(tensor, recorded):
-                if recorded.meta.untyped_storage()._cdata not in parameters:
-                    kept.add(name)
+            elif name not in record.views and _same_layout(tensor, recorded):
+                kept.add(name)
         return kept
 
 

@@ -57,6 +57,8 @@ class LayerRecord:
     parameters: dict[str, Recorded | None] = field(default_factory=dict)
     buffers: dict[str, Recorded | None] = field(default_factory=dict)
     non_persistent: set[str] = field(default_factory=set)
+    # Buffers that show bytes of a parameter, of this layer or of another.
+    views: set[str] = field(default_factory=set)
     # Names that were quantised or sparse from the start: left as they are.
     opaque: set[str] = field(default_factory=set)
     # Tensors that are neither, as they were.
@@ -107,6 +109,12 @@ def record_metadata_for_reloading(model: nn.Module) -> None:
         if tensor is not None and _is_plain(tensor)
     ]
     metas = _metas(found)
+    of_parameters = {
+        metas[id(tensor)].untyped_storage()._cdata
+        for _, parameters, _ in owners
+        for tensor in parameters.values()
+        if id(tensor) in metas
+    }
     made: dict[int, Recorded] = {}
     for layer, parameters, buffers in owners:
         record = LayerRecord(
@@ -122,8 +130,11 @@ def record_metadata_for_reloading(model: nn.Module) -> None:
                     if id(tensor) not in made:
                         made[id(tensor)] = _recorded(tensor, metas[id(tensor)], layer)
                     ours[name] = made[id(tensor)]
+                    if metas[id(tensor)].untyped_storage()._cdata in of_parameters:
+                        record.views.add(name)
                 else:
                     record.opaque.add(name)
+        record.views -= parameters.keys()
         layer.__dict__[SLOT] = record
 
 
