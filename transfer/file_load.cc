@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,7 +21,12 @@ constexpr Index kMinInPlace = Index{1} << 16;
 // Of the starts of reads in staging: what any item wants.
 constexpr Index kAlignment = 16;
 constexpr Index kMinGap = 256;
-constexpr int kThreads = 4;
+// Batches, where the bound on staging allows them: out of the page cache what is still in a cache
+// of the processor when it lands; from a disk few and large reads. Measured by
+// bench/load_files.py --batches.
+constexpr Index kCachedBatch = Index{1} << 20;
+constexpr Index kDiskBatch = Index{16} << 20;
+constexpr int kMaxThreads = 8;
 
 // One more read of a file in the page cache, and of one on a solid-state disk while some other
 // reads are under way. Measured by bench/load_files.py --costs.
@@ -33,6 +39,12 @@ double Now() {
 }
 
 Index RoundUp(Index value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
+
+// Copies out of the page cache keep a processor busy each; reads of a disk wait.
+int ChooseThreads(bool are_cached) {
+  const int processors = static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(processors, are_cached ? 2 : 4, kMaxThreads);
+}
 
 bool AnyOnCuda(const TargetSet& targets) {
   return std::ranges::any_of(targets.storages(), [](const at::Tensor& t) { return t.is_cuda(); });
@@ -66,8 +78,9 @@ absl::StatusOr<std::unique_ptr<FileLoad>> FileLoad::Start(ReloadSession& session
     load->is_over_ = true;
     return session.FailWith(status);
   }
-  const RangeReader::Options reader{options.num_threads > 0 ? options.num_threads : kThreads,
-                                    options.direct};
+  const int threads =
+      options.num_threads > 0 ? options.num_threads : ChooseThreads(load->are_cached_);
+  const RangeReader::Options reader{threads, options.direct};
   load->reader_ = std::make_unique<RangeReader>(reader);
   return load;
 }
@@ -96,22 +109,24 @@ absl::Status FileLoad::CheckTensor(const FileTensor& tensor, std::int32_t* entry
                                                   "`: ", std::string(status.message())));
 }
 
-Index FileLoad::GapOf(const CheckpointFiles& files, std::int32_t file) const {
-  if (options_.gap >= 0) return std::max(options_.gap, kMinGap);
+bool FileLoad::IsFileCached(std::int32_t file) const {
+  if (options_.direct) return false;
   ByteRange data;
-  for (const FileTensor& tensor : files.tensors()) {
+  for (const FileTensor& tensor : files_.tensors()) {
     if (tensor.file != file) continue;
     if (data.empty()) data.start = tensor.offset;
     data.stop = tensor.offset + tensor.nbytes;
   }
-  const bool is_cached = !options_.direct && IsCached(files.fd(file), data);
-  return (is_cached ? kCached : kOnDisk).gap();
+  return IsCached(files_.fd(file), data);
 }
 
 // Nothing is written, nor opened in the session, before every tensor has been looked at.
 absl::Status FileLoad::Prepare() {
   for (std::size_t file = 0; file < files_.num_files(); ++file) {
-    gaps_.push_back(GapOf(files_, static_cast<std::int32_t>(file)));
+    const bool is_cached = IsFileCached(static_cast<std::int32_t>(file));
+    are_cached_ = are_cached_ && is_cached;
+    const Index by_cost = (is_cached ? kCached : kOnDisk).gap();
+    gaps_.push_back(options_.gap >= 0 ? std::max(options_.gap, kMinGap) : by_cost);
   }
   const NeededRanges needed(plan_->plan());
   std::vector<std::vector<ByteRange>> ranges(files_.tensors().size());
@@ -136,8 +151,10 @@ absl::Status FileLoad::Prepare() {
                                                       "`: ", std::string(status.message())));
     }
   }
-  const Index batch = std::max(kMinBatch, options_.max_staging_nbytes / Index{kInFlight});
-  batches_ = MakeBatches(files_, ranges, skipped, batch);
+  // A GPU wants large copies.
+  const Index wanted = are_cached_ && !pins_memory_ ? kCachedBatch : kDiskBatch;
+  const Index allowed = std::max(kMinBatch, options_.max_staging_nbytes / Index{kInFlight});
+  batches_ = MakeBatches(files_, ranges, skipped, std::min(wanted, allowed));
   return absl::OkStatus();
 }
 

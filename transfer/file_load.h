@@ -30,8 +30,8 @@ namespace loadplan {
 
 // Note [How files are read]
 //
-// Every tensor's needed ranges are known before anything is read. They are cut into batches of a
-// quarter of `max_staging_nbytes`; four are in flight. A segment of a batch that goes as it is to
+// Every tensor's needed ranges are known before anything is read. They are cut into batches, four
+// of which are in flight and together no larger than `max_staging_nbytes`. A segment of a batch that goes as it is to
 // one contiguous place in memory of the CPU is read straight to it. The others are read into
 // the batch's staging buffer, and from there the session lands them. What lies in the file between
 // two segments and is cheaper to read than to step over is read along.
@@ -99,7 +99,8 @@ class LOADPLAN_API FileLoad {
 
   absl::Status Prepare();
   absl::Status CheckTensor(const FileTensor& tensor, std::int32_t* entry) const;
-  Index GapOf(const CheckpointFiles& files, std::int32_t file) const;
+  // Whether its tensors lie in the page cache and are read from there.
+  bool IsFileCached(std::int32_t file) const;
   absl::Status SubmitNext();
   absl::Status Open(std::int32_t tensor);
   absl::StatusOr<std::byte*> PlaceOf(const Segment& segment, std::vector<at::Tensor>& held);
@@ -120,6 +121,7 @@ class LOADPLAN_API FileLoad {
   const FileLoadOptions options_;
   const bool pins_memory_;
   std::vector<Index> gaps_;  // per file
+  bool are_cached_ = true;
   std::vector<ReadBatch> batches_;
   std::size_t next_batch_ = 0;
   std::vector<bool> is_open_;        // per tensor
