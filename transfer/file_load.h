@@ -31,10 +31,10 @@ namespace loadplan {
 // Note [How files are read]
 //
 // Every tensor's needed ranges are known before anything is read. They are cut into batches, four
-// of which are in flight and together no larger than `max_staging_nbytes`. A segment of a batch that goes as it is to
-// one contiguous place in memory of the CPU is read straight to it. The others are read into
-// the batch's staging buffer, and from there the session lands them. What lies in the file between
-// two segments and is cheaper to read than to step over is read along.
+// of which are in flight and together no larger than `max_staging_nbytes`. A segment of a batch
+// that goes as it is to one contiguous place in memory of the CPU is read straight to it. The
+// others are read into the batch's staging buffer, and from there the session lands them. What lies
+// in the file between two segments and is cheaper to read than to step over is read along.
 //
 // Nothing of a tensor is written before all its bytes are read, unless it goes straight to its
 // place or is larger than a batch. A file is compared with what it was when its header was read
