@@ -187,7 +187,8 @@ const Tables* Register() {
   return tables;
 }
 
-const Tables* const registered = Register();
+// Kept, though nobody reads it: what it points to would be a leak.
+[[gnu::used]] const Tables* const registered = Register();
 
 }  // namespace
 }  // namespace loadplan

@@ -73,7 +73,7 @@ std::string TorchMinor() {
 }
 
 std::filesystem::path TablePath() {
-  return std::filesystem::path(__FILE__).parent_path() / "dispatch_table.txt";
+  return std::filesystem::path(LOADPLAN_SOURCE_DIR) / "tests/backend/dispatch_table.txt";
 }
 
 void Write(const Table& table) {
@@ -98,7 +98,7 @@ TEST_F(DispatchTable, IsTheCommittedOne) {
   if (std::getenv("LOADPLAN_UPDATE_TABLE") != nullptr) Write(table());
   std::ifstream file(TablePath());
   std::string line;
-  std::getline(file, line);
+  ASSERT_TRUE(std::getline(file, line)) << TablePath() << " cannot be read";
   if (!Has(line, (TorchMinor() + ":").c_str()))
     GTEST_SKIP() << "the table was made for another torch than " << TorchMinor() << ": " << line;
   Table committed;

@@ -41,9 +41,10 @@ StridedMap RunMap(Index to, Index from, Index nbytes) {
 
 Part RunPart(std::int32_t source, const at::Tensor& tensor, Index start, Index stop, Index at = 0) {
   at::Tensor buffer = at::full({at + stop - start}, 170, at::kByte);
-  std::memcpy(static_cast<char*>(buffer.mutable_data_ptr()) + at,
-              static_cast<const char*>(tensor.const_data_ptr()) + start,
-              static_cast<std::size_t>(stop - start));
+  if (stop > start)
+    std::memcpy(static_cast<char*>(buffer.mutable_data_ptr()) + at,
+                static_cast<const char*>(tensor.const_data_ptr()) + start,
+                static_cast<std::size_t>(stop - start));
   return {source, RunMap(start, at, stop - start), std::move(buffer)};
 }
 
