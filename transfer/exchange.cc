@@ -234,6 +234,7 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
                      std::string(failure_.message()))));
   }
   absl::Status own = problem.ok() ? CheckRoles(shards, session) : problem;
+  if (own.ok() && shards != nullptr) own = shards->CheckAgreement();
   std::string key;
   const std::array<std::int64_t, 2> header = {digest_, num_updates_};
   const auto headers = peers_.Consult(header, own, &key);
@@ -282,6 +283,7 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
   ranks.back().needed = std::make_shared<const GeometryTable>(*std::move(needed));
   const absl::StatusOr<Schedule> schedule = Schedule::Make(ranks, {});
   if (!schedule.ok()) return session.FailWith(schedule.status());
+  if (absl::Status status = shards.CheckAgreement(); !status.ok()) return session.FailWith(status);
   Landing landing(*schedule, schedule->NumPartsTo(receiver), session);
   absl::Status status = landing.CompleteEmpty(plan, EntriesWithoutParts(*schedule, receiver, plan));
   for (const Message& message : schedule->MessagesOf(receiver)) {

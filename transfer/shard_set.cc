@@ -1,5 +1,7 @@
 #include "transfer/shard_set.h"
 
+#include <ATen/ops/view_as_real.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -21,6 +23,32 @@ StridedLayout LayoutInShard(const at::Tensor& shard, const Box& outer, const Box
     strides.push_back(stride);
   }
   return StridedLayout::Unchecked(offset, box.shape(), std::move(strides), itemsize);
+}
+
+// A dtype of whole numbers to compare items by: equal bits are equal, NaN or not.
+at::ScalarType BitsOf(const at::Tensor& tensor) {
+  switch (tensor.element_size()) {
+    case 1:
+      return at::kByte;
+    case 2:
+      return at::kShort;
+    case 4:
+      return at::kInt;
+    default:
+      return at::kLong;
+  }
+}
+
+// The items of `box` as numbers, in a shard that holds `outer`.
+at::Tensor BitsIn(const at::Tensor& shard, const Box& outer, const Box& box) {
+  at::Tensor part = shard.detach();
+  // Two halves of a complex number are two items.
+  if (shard.element_size() > 8) part = at::view_as_real(part);
+  part = part.view(BitsOf(part));
+  for (int d = 0; d < box.rank(); ++d) {
+    part = part.narrow(d, box[d].start - outer[d].start, box[d].extent());
+  }
+  return part;
 }
 
 absl::Status IsNotHere(const std::string& name, std::int32_t rank, const Box& box) {
@@ -107,6 +135,53 @@ absl::Status ShardSet::CheckPresent(std::int32_t rank) {
     for (const ShardPiece& piece : pieces) {
       if (!is_wanted(piece)) continue;
       if (absl::Status status = Find(name, rank, piece.box).status(); !status.ok()) return status;
+    }
+  }
+  return absl::OkStatus();
+}
+
+const std::vector<PieceBox>& ShardSet::SharedBoxesOf(std::int32_t geometry) {
+  const auto [found, is_new] = shared_boxes_.try_emplace(geometry);
+  if (!is_new) return found->second;
+  const TensorGeometry& of = builder_.geometries()[static_cast<std::size_t>(geometry)];
+  // What cannot be cut is refused where covers are checked.
+  if (auto boxes = DisjointBoxes("", of.shape, of.pieces); boxes.ok()) {
+    std::erase_if(*boxes, [](const PieceBox& held) { return held.pieces.size() < 2; });
+    found->second = *std::move(boxes);
+  }
+  return found->second;
+}
+
+absl::Status ShardSet::CheckAgreement(const std::string& name, const Entry& entry,
+                                      const PieceBox& shared) {
+  const std::vector<ShardPiece>& pieces = GeometryOf(entry).pieces;
+  const LocalShard* first = nullptr;
+  at::Tensor expected;
+  for (const LocalShard& shard : entry.shards) {
+    if (std::ranges::find(shared.pieces, shard.piece) == shared.pieces.end()) continue;
+    const ShardPiece& piece = pieces[static_cast<std::size_t>(shard.piece)];
+    const at::Tensor bits = BitsIn(shard.tensor, piece.box, shared.box);
+    if (first == nullptr) {
+      first = &shard;
+      expected = bits;
+      continue;
+    }
+    const bool is_same_memory =
+        bits.const_data_ptr() == expected.const_data_ptr() && bits.strides() == expected.strides();
+    if (is_same_memory || bits.to(expected.device()).equal(expected)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", name, "`: ranks ", pieces[static_cast<std::size_t>(first->piece)].rank,
+                     " and ", piece.rank, " both hold ", ToString(shared.box),
+                     ", with different bytes; nobody knows which are right"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardSet::CheckAgreement() {
+  for (const auto& [name, entry] : entries_) {
+    if (entry.shards.size() < 2) continue;
+    for (const PieceBox& shared : SharedBoxesOf(entry.geometry)) {
+      if (absl::Status status = CheckAgreement(name, entry, shared); !status.ok()) return status;
     }
   }
   return absl::OkStatus();

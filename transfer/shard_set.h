@@ -60,6 +60,9 @@ class LOADPLAN_API ShardSet : public ShardSource {
                                   const Box& box) override;
   // InvalidArgument, naming a piece of `rank` whose tensor this process does not have.
   absl::Status CheckPresent(std::int32_t rank);
+  // Whether shards that overlap hold the same bytes there, as far as this process has both.
+  // InvalidArgument, naming the tensor, the box and two ranks that disagree.
+  absl::Status CheckAgreement();
 
  private:
   struct Entry {
@@ -67,10 +70,14 @@ class LOADPLAN_API ShardSet : public ShardSource {
     std::vector<LocalShard> shards;
   };
   const TensorGeometry& GeometryOf(const Entry& entry) const;
+  // The boxes of a geometry that several of its pieces hold.
+  const std::vector<PieceBox>& SharedBoxesOf(std::int32_t geometry);
+  absl::Status CheckAgreement(const std::string& name, const Entry& entry, const PieceBox& shared);
 
   GeometryTableBuilder builder_;
   absl::flat_hash_map<std::string, Entry> entries_;
   std::shared_ptr<const GeometryTable> table_;
+  absl::flat_hash_map<std::int32_t, std::vector<PieceBox>> shared_boxes_;  // as they are asked for
 };
 
 // A box inside a row-major tensor of `shape`: bytes of the tensor.

@@ -1,6 +1,7 @@
 #include "transfer/shards.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <utility>
@@ -35,53 +36,123 @@ absl::Status CheckWithin(const std::string& name, const DimVector& shape, const 
                    " is no box of a tensor of shape ", ShapeText(shape)));
 }
 
-std::string RanksText(const OwnedBox& owned) {
-  return absl::StrCat(ToString(owned.box), " of rank ", owned.ranks.front());
+// What of `whole` lies around `inside`, a part of it: boxes, first to last.
+std::vector<Box> Around(const Box& whole, const Box& inside) {
+  std::vector<Box> around;
+  absl::InlinedVector<Interval, 4> rest = whole.intervals();
+  for (int d = 0; d < whole.rank(); ++d) {
+    const auto i = static_cast<std::size_t>(d);
+    const Interval all = rest[i];
+    for (const Interval side :
+         {Interval{all.start, inside[d].start}, Interval{inside[d].stop, all.stop}}) {
+      if (side.extent() <= 0) continue;
+      rest[i] = side;
+      around.push_back(Box(rest));
+    }
+    rest[i] = inside[d];
+  }
+  return around;
 }
 
-absl::Status CheckDisjoint(const std::string& name, std::span<const OwnedBox> boxes) {
-  const BoxIndex index(boxes);
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    std::optional<std::size_t> other;
-    index.ForEachMeeting(boxes[i].box, [&](std::int32_t position, const Box&) {
-      if (static_cast<std::size_t>(position) != i) other = static_cast<std::size_t>(position);
-    });
-    if (!other.has_value()) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "`", name, "`: the shards ", RanksText(boxes[i]), " and ", RanksText(boxes[*other]),
-        " overlap without being equal, so that some elements have two values; give each element "
-        "to one box (replicas of a whole box are fine)"));
+// Adds `added` to boxes that share no element, cutting both where it meets them.
+void Overlay(const PieceBox& added, std::vector<PieceBox>& boxes) {
+  std::vector<Box> rest = {added.box};
+  for (std::size_t i = 0, before = boxes.size(); i < before; ++i) {
+    const std::optional<Box> common = Intersect(boxes[i].box, added.box);
+    if (!common.has_value()) continue;
+    for (Box& side : Around(boxes[i].box, *common)) {
+      boxes.push_back({std::move(side), boxes[i].pieces});
+    }
+    boxes[i].box = *common;
+    std::ranges::copy(added.pieces, std::back_inserter(boxes[i].pieces));
+    std::vector<Box> left;
+    for (Box& part : rest) {
+      const std::optional<Box> taken = Intersect(part, *common);
+      if (taken.has_value()) {
+        std::ranges::move(Around(part, *taken), std::back_inserter(left));
+      } else {
+        left.push_back(std::move(part));
+      }
+    }
+    rest = std::move(left);
   }
+  for (Box& part : rest) boxes.push_back({std::move(part), added.pieces});
+}
+
+// Cuts boxes that overlap. Those that meet no other, usually all, stay as they are.
+absl::Status CutOverlaps(const std::string& name, std::vector<PieceBox>& boxes) {
+  const BoxIndex index(boxes);
+  std::vector<PieceBox> apart;
+  std::vector<PieceBox> overlapping;
+  for (const PieceBox& held : boxes) {
+    int num_meeting = 0;
+    index.ForEachMeeting(held.box, [&](std::int32_t, const Box&) { ++num_meeting; });
+    (num_meeting > 1 ? overlapping : apart).push_back(held);
+  }
+  if (overlapping.empty()) return absl::OkStatus();
+  std::vector<PieceBox> cut;
+  for (const PieceBox& held : overlapping) {
+    Overlay(held, cut);
+    if (cut.size() <= kMaxCuts) continue;
+    return absl::InvalidArgumentError(absl::StrCat("`", name, "`: the shards overlap in more than ",
+                                                   kMaxCuts,
+                                                   " places; give each element to one box"));
+  }
+  boxes = std::move(apart);
+  std::ranges::move(cut, std::back_inserter(boxes));
+  std::ranges::sort(boxes, ComesBefore, &PieceBox::box);
   return absl::OkStatus();
 }
 
 }  // namespace
 
+absl::StatusOr<std::vector<PieceBox>> DisjointBoxes(const std::string& name, const DimVector& shape,
+                                                    std::span<const ShardPiece> pieces) {
+  std::vector<std::int32_t> sorted;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (absl::Status status = CheckWithin(name, shape, pieces[i]); !status.ok()) return status;
+    if (pieces[i].box.num_elements() > 0) sorted.push_back(static_cast<std::int32_t>(i));
+  }
+  const auto at = [&](std::int32_t i) -> const ShardPiece& {
+    return pieces[static_cast<std::size_t>(i)];
+  };
+  std::ranges::stable_sort(sorted, [&](std::int32_t a, std::int32_t b) {
+    return at(a).box == at(b).box ? at(a).rank < at(b).rank : ComesBefore(at(a).box, at(b).box);
+  });
+  std::vector<PieceBox> boxes;
+  for (const std::int32_t i : sorted) {
+    const ShardPiece& piece = at(i);
+    if (boxes.empty() || boxes.back().box != piece.box) {
+      boxes.push_back({piece.box, {}});
+    } else if (at(boxes.back().pieces.back()).rank == piece.rank) {
+      return absl::InvalidArgumentError(absl::StrCat("`", name, "`: rank ", piece.rank,
+                                                     " holds the shard ", ToString(piece.box),
+                                                     " twice; name each shard once"));
+    }
+    boxes.back().pieces.push_back(i);
+  }
+  if (absl::Status status = CutOverlaps(name, boxes); !status.ok()) return status;
+  for (PieceBox& held : boxes)
+    std::ranges::stable_sort(held.pieces, {}, [&](std::int32_t i) { return at(i).rank; });
+  return boxes;
+}
+
 absl::StatusOr<std::vector<OwnedBox>> DistinctBoxes(const std::string& name, const DimVector& shape,
                                                     std::span<const ShardPiece> pieces,
                                                     bool must_cover) {
-  std::vector<const ShardPiece*> sorted;
-  for (const ShardPiece& piece : pieces) {
-    if (absl::Status status = CheckWithin(name, shape, piece); !status.ok()) return status;
-    if (piece.box.num_elements() > 0) sorted.push_back(&piece);
-  }
-  std::ranges::sort(sorted, [](const ShardPiece* a, const ShardPiece* b) {
-    return a->box == b->box ? a->rank < b->rank : ComesBefore(a->box, b->box);
-  });
+  absl::StatusOr<std::vector<PieceBox>> disjoint = DisjointBoxes(name, shape, pieces);
+  if (!disjoint.ok()) return disjoint.status();
   std::vector<OwnedBox> boxes;
   Index covered = 0;
-  for (const ShardPiece* piece : sorted) {
-    if (boxes.empty() || boxes.back().box != piece->box) {
-      boxes.push_back({piece->box, {}});
-      covered += piece->box.num_elements();
-    } else if (boxes.back().ranks.back() == piece->rank) {
-      return absl::InvalidArgumentError(absl::StrCat("`", name, "`: rank ", piece->rank,
-                                                     " holds the shard ", ToString(piece->box),
-                                                     " twice; name each shard once"));
+  for (PieceBox& held : *disjoint) {
+    OwnedBox owned{std::move(held.box), {}};
+    for (const std::int32_t i : held.pieces) {
+      const std::int32_t rank = pieces[static_cast<std::size_t>(i)].rank;
+      if (owned.ranks.empty() || owned.ranks.back() != rank) owned.ranks.push_back(rank);
     }
-    boxes.back().ranks.push_back(piece->rank);
+    covered += owned.box.num_elements();
+    boxes.push_back(std::move(owned));
   }
-  if (absl::Status status = CheckDisjoint(name, boxes); !status.ok()) return status;
   const Box whole = Box::Whole(shape);
   if (must_cover && covered != whole.num_elements()) {
     return absl::InvalidArgumentError(
@@ -92,7 +163,6 @@ absl::StatusOr<std::vector<OwnedBox>> DistinctBoxes(const std::string& name, con
 }
 
 Box FirstGap(const Box& whole, std::span<const OwnedBox> boxes) {
-  Box gap = whole;
   // Cut the region down to a part without the box, box by box; where a box takes all of it the
   // gap lies elsewhere, so walk the parts in order.
   std::vector<std::pair<Box, std::size_t>> parts = {{whole, 0}};
@@ -102,39 +172,25 @@ Box FirstGap(const Box& whole, std::span<const OwnedBox> boxes) {
     std::optional<Box> common;
     while (next < boxes.size() && !(common = Intersect(part, boxes[next].box))) ++next;
     if (next == boxes.size()) return part;
-    // What is left of `part` around the common box, first to last.
-    std::vector<std::pair<Box, std::size_t>> around;
-    absl::InlinedVector<Interval, 4> rest = part.intervals();
-    for (int d = 0; d < part.rank(); ++d) {
-      const auto i = static_cast<std::size_t>(d);
-      const Interval inside = (*common)[d];
-      const Interval all = rest[i];
-      for (const Interval side :
-           {Interval{all.start, inside.start}, Interval{inside.stop, all.stop}}) {
-        if (side.extent() <= 0) continue;
-        absl::InlinedVector<Interval, 4> cut = rest;
-        cut[i] = side;
-        around.emplace_back(Box(std::move(cut)), next + 1);
-      }
-      rest[i] = inside;
-    }
-    parts.insert(parts.end(), around.rbegin(), around.rend());
+    std::vector<Box> around = Around(part, *common);
+    for (std::size_t i = around.size(); i-- > 0;)
+      parts.emplace_back(std::move(around[i]), next + 1);
   }
-  return gap;
+  return whole;
 }
 
-BoxIndex::BoxIndex(std::span<const OwnedBox> boxes) : boxes_(boxes) {
+void BoxIndex::Build() {
   std::size_t most = 0;
-  for (int d = 0; !boxes.empty() && d < boxes.front().box.rank(); ++d) {
+  for (int d = 0; !boxes_.empty() && d < boxes_.front()->rank(); ++d) {
     std::set<Index> starts;
-    for (const OwnedBox& owned : boxes) starts.insert(owned.box[d].start);
+    for (const Box* box : boxes_) starts.insert((*box)[d].start);
     if (starts.size() > most) {
       most = starts.size();
       dim_ = d;
     }
   }
-  for (std::size_t i = 0; i < boxes.size(); ++i) {
-    const Interval along = dim_ < 0 ? Interval{0, 1} : boxes[i].box[dim_];
+  for (std::size_t i = 0; i < boxes_.size(); ++i) {
+    const Interval along = dim_ < 0 ? Interval{0, 1} : (*boxes_[i])[dim_];
     slots_.push_back({along, 0, static_cast<std::int32_t>(i)});
   }
   std::ranges::stable_sort(slots_, {}, [](const Slot& slot) { return slot.along.start; });

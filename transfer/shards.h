@@ -2,6 +2,7 @@
 // tensor.
 //
 //   w (5, 6)   rank 0: [0:3, 0:6]   rank 1: [3:5, 0:6]   rank 2: [3:5, 0:6], a replica
+//   v (4, 4)   rank 0: [0:3, 0:4]   rank 1: [2:4, 0:4]   row 2 is on both, a partial replica
 #ifndef LOADPLAN_TRANSFER_SHARDS_H_
 #define LOADPLAN_TRANSFER_SHARDS_H_
 
@@ -31,12 +32,26 @@ struct OwnedBox {
   std::vector<std::int32_t> ranks;
 };
 
-// The distinct boxes of `pieces`, sorted by origin; pieces without elements are left out.
+// A box and every piece that holds all of it, by position, in order of their ranks.
+struct PieceBox {
+  Box box;
+  std::vector<std::int32_t> pieces;
+};
+
+// `pieces` cut where they overlap: boxes that share no element, sorted by origin, each held by
+// whole pieces. Pieces without elements are left out.
 //
-// Equal boxes on several ranks are replicas. Boxes that overlap without being equal are refused: of
-// two ranks that disagree about a byte nobody could say which is right. InvalidArgument, naming the
-// tensor and the box: those, a box outside of `shape` or of another rank, a box that one rank
-// holds twice, and, with `must_cover`, elements that lie in no box.
+// Example: rows [0:3) and [2:4) are [0:2), [2:3) of both, and [3:4).
+//
+// InvalidArgument, naming the tensor and the box: a box outside of `shape` or of another rank, a
+// box that one rank holds twice, overlaps that make more than kMaxCuts boxes.
+LOADPLAN_API absl::StatusOr<std::vector<PieceBox>> DisjointBoxes(
+    const std::string& name, const DimVector& shape, std::span<const ShardPiece> pieces);
+inline constexpr std::size_t kMaxCuts = std::size_t{1} << 12;
+
+// The same boxes with the ranks that hold them: the owners of a box are replicas of it, whether
+// their pieces are equal or overlap. InvalidArgument as DisjointBoxes and, with `must_cover`, where
+// elements lie in no box.
 LOADPLAN_API absl::StatusOr<std::vector<OwnedBox>> DistinctBoxes(const std::string& name,
                                                                  const DimVector& shape,
                                                                  std::span<const ShardPiece> pieces,
@@ -49,8 +64,13 @@ Box FirstGap(const Box& whole, std::span<const OwnedBox> boxes);
 // Boxes looked up by where they lie: those that meet a query are found without looking at each.
 class BoxIndex {
  public:
-  // `boxes` has to outlive the index.
-  explicit BoxIndex(std::span<const OwnedBox> boxes);
+  // Of the `box` of each; they have to outlive the index.
+  template <typename Boxes>
+  explicit BoxIndex(const Boxes& boxes) {
+    boxes_.reserve(boxes.size());
+    for (const auto& held : boxes) boxes_.push_back(&held.box);
+    Build();
+  }
 
   // Calls `f(position in boxes, common elements)` for every box that meets `query`.
   template <typename F>
@@ -62,9 +82,10 @@ class BoxIndex {
     Index max_stop = 0;  // of this slot and all before it
     std::int32_t position = 0;
   };
+  void Build();
   std::size_t FirstMeeting(const Interval& along) const;
 
-  std::span<const OwnedBox> boxes_;
+  std::vector<const Box*> boxes_;
   int dim_ = -1;             // in which starts differ most; -1 for scalars
   std::vector<Slot> slots_;  // by start
 };
@@ -75,7 +96,7 @@ void BoxIndex::ForEachMeeting(const Box& query, F f) const {
   for (std::size_t i = FirstMeeting(along); i < slots_.size(); ++i) {
     if (slots_[i].along.start >= along.stop) break;
     const std::int32_t position = slots_[i].position;
-    if (auto common = Intersect(boxes_[static_cast<std::size_t>(position)].box, query)) {
+    if (auto common = Intersect(*boxes_[static_cast<std::size_t>(position)], query)) {
       f(position, *common);
     }
   }

@@ -28,8 +28,10 @@ class Shards:
     Ranks are those of the group that exchanges them.  The shape of a tensor is what its boxes span,
     its dtype that of its shards, unless ``metas`` declare them.
 
-    The boxes of a name must be the whole tensor.  Equal boxes on several ranks are replicas, boxes
-    that overlap otherwise are refused, and so is a shard of another shape or dtype than its box.
+    The boxes of a name must be the whole tensor.  What several ranks hold, in equal boxes or in
+    boxes that overlap, are replicas: it is taken from one of them, and where one process has the
+    bytes of both, it compares them before an update.  A shard of another shape or dtype than its
+    box is refused.
 
     Tensors are read when they are sent: shards that are updated in place stay valid.
     """

@@ -28,8 +28,8 @@ def load_shards(
 ) -> None:
     """Lands tensors whose shards are all in this process, in an active reload.
 
-    What is wrong with the shards (a gap, an overlap, another shape or dtype than declared) is found
-    before the first write, and fails the reload.
+    What is wrong with the shards (a gap, an overlap with two values, another shape or dtype than
+    declared) is found before the first write, and fails the reload.
     """
     session = session_of(model)
     session.begin(plan)

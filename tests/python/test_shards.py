@@ -68,15 +68,23 @@ def test_need_across_two_row_blocks() -> None:
 
 FULL = torch.arange(16.0).reshape(4, 4)
 REFUSED = {
-    # D7, D8
+    # D7
     "gap": ([(0, ((0, 2), (0, 4)), FULL[:2])], r"`w` is \(2, 4\) float32 on rank 0 and \(4, 4\)"),
     "gap inside": (
         [(0, ((0, 1), (0, 4)), FULL[:1]), (1, ((2, 4), (0, 4)), FULL[2:])],
         r"`w`: the shards hold 12 of 16 elements; no rank holds \[1:2, 0:4\]",
     ),
     "overlap": (
-        [(0, ((0, 3), (0, 4)), FULL[:3]), (1, ((2, 4), (0, 4)), FULL[2:])],
-        r"`w`: the shards \[0:3, 0:4\] of rank 0 and \[2:4, 0:4\] of rank 1 overlap",
+        [(0, ((0, 3), (0, 4)), FULL[:3]), (1, ((2, 4), (0, 4)), -FULL[2:])],
+        r"`w`: ranks 0 and 1 both hold \[2:3, 0:4\], with different bytes",
+    ),
+    "replicas": (
+        [(0, ((0, 4), (0, 4)), FULL), (1, ((0, 4), (0, 4)), FULL.clone().fill_diagonal_(-1))],
+        r"`w`: ranks 0 and 1 both hold \[0:4, 0:4\], with different bytes",
+    ),
+    "overlap on one rank": (
+        [(0, ((0, 3), (0, 4)), FULL[:3]), (0, ((2, 4), (0, 4)), FULL[:2])],
+        r"`w`: ranks 0 and 0 both hold \[2:3, 0:4\], with different bytes",
     ),
     "dtype": (
         [(0, ((0, 2), (0, 4)), FULL[:2]), (1, ((2, 4), (0, 4)), FULL[2:].to(BF16))],
@@ -244,6 +252,10 @@ def test_random_shards_land_as_the_loader_loads() -> None:
                     part = part.t().contiguous().t()
                 for rank in rng.sample(range(4), rng.randint(1, 2)):
                     pieces.append((rank, box, part.clone()))
+            for rank in range(4, 4 + rng.randint(0, 2)):  # they overlap the others, and each other
+                box = tuple(sorted(rng.choices(range(extent + 1), k=2)) for extent in weight.shape)
+                part = weight[tuple(slice(*interval) for interval in box)]
+                pieces.append((rank, box, part.clone()))
             shards[name] = pieces
         declared = [loadplan.ParamMeta(name, *of_name) for name, of_name in shapes.items()]
         load_by_shards(live, load, shapes, loadplan.Shards(shards, declared))

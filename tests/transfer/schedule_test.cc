@@ -184,6 +184,13 @@ TEST(SchedulePropertyTest, EveryNeededElementCrossesOnce) {
               {static_cast<std::int32_t>(rank), piece.box});
         }
       }
+      // Some overlap others.
+      for (Index k = Uniform(gen, 0, 2); k > 0; --k) {
+        const auto rank = static_cast<std::int32_t>(Uniform(gen, 0, num_holders - 1));
+        const ShardPiece piece = {rank, RandomBox(gen, shape)};
+        Pieces& own = of_rank[static_cast<std::size_t>(rank)];
+        if (std::ranges::find(own, piece) == own.end()) own.push_back(piece);
+      }
       std::vector<Pieces> boxes(num_ranks);
       for (std::size_t rank = 0; rank < num_ranks; ++rank) {
         if (Uniform(gen, 0, 2) == 0) continue;
@@ -236,6 +243,18 @@ TEST(ScheduleTest, ReplicasCostWhatOneDoes) {
   ASSERT_THAT(schedule, IsOk());
   EXPECT_EQ(schedule->traffic().total_nbytes, 64);
   EXPECT_EQ(schedule->MessagesOf(16).size(), 2U);
+}
+
+// D8: rows [0:3) and [2:4) of a (4, 4) make 64 bytes, and not 80.
+TEST(ScheduleTest, WhatOverlapsCrossesOnce) {
+  std::vector<RankTables> ranks(3);
+  ranks[0].held = Table({{"w", {{4, 4}, kFloat32, {{0, Box({{0, 3}, {0, 4}})}}}}});
+  ranks[1].held = Table({{"w", {{4, 4}, kFloat32, {{1, Box({{2, 4}, {0, 4}})}}}}});
+  ranks[2].needed = Table({{"w", {{4, 4}, kFloat32, {{2, Box({{0, 4}, {0, 4}})}}}}});
+  const auto schedule = Schedule::Make(ranks, {});
+  ASSERT_THAT(schedule, IsOk());
+  EXPECT_EQ(schedule->traffic().total_nbytes, 64);
+  CheckSchedule(*schedule, ranks, {});
 }
 
 TEST(ScheduleTest, ReplicasTakeTurns) {
