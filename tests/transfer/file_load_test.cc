@@ -3,11 +3,13 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <random>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -237,6 +239,22 @@ TEST_F(FileLoadTest, AFileThatChangesBetweenTwoBatchesFailsTheSession) {
   std::ofstream(path, std::ios::app) << "more";
   EXPECT_THAT(LoadAll(**load), StatusIs(kDataLoss, AllOf(HasSubstr("was changed"),
                                                          HasSubstr("undefined until a complete"))));
+}
+
+// Whatever the reader has ready: a host that looks for interrupts gets its turn.
+TEST_F(FileLoadTest, AStepEndsWithItsTime) {
+  const std::string path = written_.Write(tensors_);
+  auto load = Start({path}, {.max_staging_nbytes = 1 << 18});
+  ASSERT_THAT(load, IsOk());
+  int num_steps = 1;
+  for (bool is_over = false; !is_over; ++num_steps) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));  // the reads are done by then
+    const absl::StatusOr<bool> step = (*load)->Step(0);
+    ASSERT_THAT(step, IsOk());
+    is_over = *step;
+  }
+  EXPECT_GT(num_steps, 20);  // a batch of 64 KiB each
+  ExpectNewBytes();
 }
 
 TEST_F(FileLoadTest, CancelFailsTheSession) {
