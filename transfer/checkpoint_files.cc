@@ -83,7 +83,8 @@ absl::StatusOr<std::string> ReadText(int fd, Index offset, Index nbytes) {
 }
 
 absl::StatusOr<OwnedFd> OpenFile(const std::string& path) {
-  OwnedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe without a writer is no file either, and is not waited for.
+  OwnedFd fd(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (fd.get() >= 0) return fd;
   return absl::NotFoundError(
       absl::StrCat("`", path, "` cannot be opened: ", std::generic_category().message(errno)));
@@ -148,6 +149,10 @@ absl::Status CheckpointFiles::AddIndex(const std::string& path) {
   if (!fd.ok()) return fd.status();
   const absl::StatusOr<Stamp> stamp = StampOf(path, fd->get());
   if (!stamp.ok()) return stamp.status();
+  if (stamp->nbytes > kMaxSafetensorsHeader) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", path, "` is no index: it has ", stamp->nbytes, " bytes"));
+  }
   const absl::StatusOr<std::string> text = ReadText(fd->get(), 0, stamp->nbytes);
   if (!text.ok()) return InFile(path, text.status());
   const absl::StatusOr<std::vector<IndexedFile>> index = ParseCheckpointIndex(*text);

@@ -1,5 +1,7 @@
 #include "transfer/checkpoint_files.h"
 
+#include <sys/stat.h>
+
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -84,6 +86,20 @@ TEST_F(CheckpointFilesTest, ErrorsNameFileAndTensor) {
   const std::string twice = written_.Write({{"w", at::zeros({1})}});
   EXPECT_THAT(Open({again, twice}), StatusIs(kInvalid, AllOf(HasSubstr("`w` is declared twice"),
                                                              HasSubstr(again), HasSubstr(twice))));
+}
+
+// Opening a pipe for reading would wait until somebody writes to it.
+TEST_F(CheckpointFilesTest, APipeIsNoFile) {
+  const std::string pipe = folder() + "/pipe.safetensors";
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(Open({pipe}), StatusIs(kInvalid, HasSubstr("is no file that can be read")));
+}
+
+TEST_F(CheckpointFilesTest, AnIndexOfManyBytesIsNotRead) {
+  const std::string index = written_.WriteText("{}", "model.safetensors.index.json");
+  std::filesystem::resize_file(index, std::uintmax_t{1} << 40);  // without blocks on the disk
+  EXPECT_THAT(Open({index}),
+              StatusIs(kInvalid, HasSubstr("is no index: it has 1099511627776 bytes")));
 }
 
 TEST_F(CheckpointFilesTest, NoticesFilesThatChange) {
