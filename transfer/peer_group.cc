@@ -52,7 +52,11 @@ PeerGroup::PeerGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, milliseconds 
       rank_(group_->getRank()),
       size_(group_->getSize()),
       device_(DeviceOf(*group_)),
-      store_(group_->getStore()) {}
+      store_(group_->getStore()),
+      watched_store_(store_) {
+  if (device_.is_cpu()) return;
+  (void)Guarded("", [&] { watched_store_ = store_->clone(); });
+}
 
 PeerGroup::~PeerGroup() { EndWatch(); }
 
@@ -85,20 +89,26 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::AllGather(
 
 absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::Consult(
     std::span<const std::int64_t> values, const absl::Status& problem, std::string* key) {
-  std::vector<std::int64_t> own = {problem.ok() ? 1 : 0, num_consultations_};
+  std::vector<std::int64_t> own = {problem.ok() ? 1 : 0, rank_ == 0 ? NextNumber() : 0};
   own.insert(own.end(), values.begin(), values.end());
   absl::StatusOr<std::vector<std::vector<std::int64_t>>> all = AllGather(own);
   if (!all.ok()) return problem.ok() ? all.status() : problem;
   std::int32_t first = -1;
+  *key = absl::StrCat("loadplan/", all->front()[1]);
   for (std::int32_t r = size_; r-- > 0;) {
     std::vector<std::int64_t>& theirs = (*all)[static_cast<std::size_t>(r)];
     if (theirs[0] == 0) first = r;
-    num_consultations_ = std::max(num_consultations_, theirs[1]);
     theirs.erase(theirs.begin(), theirs.begin() + 2);
   }
-  *key = absl::StrCat("loadplan/", num_consultations_++);
   if (first < 0) return all;
   return TellProblem(*key, first, problem);
+}
+
+// Keys of an earlier exchange, of this object or another one, are in the store still.
+std::int64_t PeerGroup::NextNumber() {
+  std::int64_t number = 0;
+  (void)Guarded("", [&] { number = store_->add("loadplan/exchanges", 1); });
+  return number;
 }
 
 absl::Status PeerGroup::TellProblem(const std::string& key, std::int32_t first,
@@ -216,9 +226,6 @@ void PeerGroup::EndWatch() {
 }
 
 void PeerGroup::Watch() {
-  // Of its own, so that it waits for no call of another thread.
-  c10::intrusive_ptr<c10d::Store> store = store_;
-  (void)Guarded("", [&] { store = store_->clone(); });
   std::int64_t noted = progress_;
   while (true) {
     {
@@ -228,10 +235,10 @@ void PeerGroup::Watch() {
     std::optional<std::string> failure;
     const absl::Status status = Guarded("the store of the process group is gone", [&] {
       if (const std::int64_t now = progress_; now != noted) {
-        store->add(key_ + "/progress", 1);
+        watched_store_->add(key_ + "/progress", 1);
         noted = now;
       }
-      failure = ReadFailure(*store);
+      failure = ReadFailure(*watched_store_);
     });
     if (!status.ok()) failure = std::string(status.message());
     if (!failure.has_value()) continue;

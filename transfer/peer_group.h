@@ -85,6 +85,8 @@ class PeerGroup {
   void EndWatch();
 
  private:
+  // Of the next exchange of the group, whoever makes it: a number that was never used. On rank 0.
+  std::int64_t NextNumber();
   void Watch();
   void Abort(const std::string& reason);
   absl::Status TellProblem(const std::string& key, std::int32_t first, const absl::Status& own);
@@ -97,9 +99,11 @@ class PeerGroup {
   const std::int32_t size_;
   at::Device device_ = at::kCPU;
   bool is_batch_ = false;
-  std::int64_t num_consultations_ = 0;
 
   c10::intrusive_ptr<c10d::Store> store_;
+  // Of the watcher. A connection of its own where calls of another thread may wait in the store,
+  // as NCCL's do when it connects; one connection may take seconds.
+  c10::intrusive_ptr<c10d::Store> watched_store_;
   std::string key_;
   std::atomic<std::int64_t> progress_{0};
   mutable std::mutex mutex_;

@@ -486,6 +486,25 @@ def failing(context: Context, fault: str, holders: int = 2) -> None:
         expect_error(context, update, engine)  # the group is not used again
 
 
+def scheduled_again(context: Context) -> None:
+    """Two schedules of one group, one after the other; in the second a receiver fails."""
+    group = dist.new_group()
+    for attempt in range(2):
+        if context.rank == 0:
+            shards = Large.shards(0, 1)
+            schedule = loadplan.schedule_shards(group, shards=shards, timeout=10)
+            expect_error(context, lambda: loadplan.send_shards(shards, schedule), None)  # noqa: B023
+            continue
+        engine = Large()
+        loadplan.start_reload(engine)
+        plan = loadplan.plan_loads(engine, Large.metas())
+        if attempt == 1 and context.rank == 1:
+            loadplan.load_planned(engine, plan, [("v", torch.ones(4))])
+        schedule = loadplan.schedule_shards(group, plan=plan, timeout=10)
+        receive = lambda: loadplan.receive_shards(engine, plan, schedule)  # noqa: B023, E731
+        expect_error(context, receive, engine)
+
+
 def run_rank(
     rank: int, world: int, port: int, function: Callable[..., None], arguments: Any, reports: Any
 ) -> None:

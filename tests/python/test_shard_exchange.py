@@ -92,6 +92,16 @@ def test_a_slow_peer_fails_every_rank_within_the_time_out() -> None:
         assert errors[0]["state"] == (None if rank < 2 else "failed")
 
 
+def test_a_later_schedule_of_the_same_group_fails_every_rank_too() -> None:
+    """What the ranks said to one another in an earlier exchange means nothing in this one."""
+    reports = shard_ranks.launch(3, shard_ranks.scheduled_again)
+    for rank in range(3):
+        first, second = (report for report in reports if report.rank == rank)
+        assert first.label == "no error", first
+        assert second.label == "raised", (rank, second)
+        assert "`v` arrived twice" in second.values["error"]
+
+
 def test_broadcast_of_whole_tensors() -> None:
     reports = shard_ranks.launch(3, shard_ranks.broadcast, "none")
     assert [report.label for report in reports] == ["updated"] * 3
