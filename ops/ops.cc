@@ -330,6 +330,7 @@ void DefineClasses(torch::Library& library) {
   library.class_<PlanFileClass>("PlanFile")
       .def(torch::init<const std::string&>())
       .def("about", &PlanFileClass::about)
+      .def("digest", &PlanFileClass::digest)
       .def("plan", &PlanFileClass::plan)
       .def("bind", &PlanFileClass::bind);
   library.class_<TracerClass>("Tracer")

@@ -16,6 +16,7 @@
 #include "ops/arguments.h"
 #include "ops/plan_class.h"
 #include "plan/byte_codec.h"
+#include "plan/plan_file_sections.h"
 
 namespace loadplan {
 
@@ -39,6 +40,19 @@ class PlanFileClass : public torch::CustomClassHolder {
             extras.info.plan_seconds,
             {count(extras.premise_digests), count(extras.constants), count(extras.programs),
              static_cast<int64_t>(Checksum(held.bytes()))}};
+  }
+  // A checksum of all that the plan does, whoever made it, when and on which device.
+  int64_t digest() const {
+    PlanExtras extras = file_->extras;
+    for (SavedStorage& storage : extras.storages) storage.device.clear();
+    // Encoded anew, because two files may number the same things differently.
+    const std::string bytes = Value(EncodePlanFile(file_->plan, extras));
+    ByteWriter sums;
+    for (const std::string_view section : Value(SplitSections(bytes))) {
+      sums.Fixed64(Checksum(section));
+    }
+    constexpr auto kNotAbout = static_cast<std::size_t>(Section::kDTypes) * 8;
+    return static_cast<int64_t>(Checksum(sums.bytes().substr(kNotAbout)));
   }
   c10::intrusive_ptr<LoadPlanClass> plan() const {
     return c10::make_intrusive<LoadPlanClass>(std::shared_ptr<const LoadPlan>(file_, &file_->plan));

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ._library import DTYPE_OF
-from .plan import Box, Entry, LoadPlan
+from .plan import Box, Entry, LoadPlan, Write
 from .plan_files import FileInfo
 
 ORIGINS = ("checkpoint", "constant", "live bytes", "computed")
@@ -57,6 +57,26 @@ def text_of_nbytes(nbytes: float) -> str:
             return f"{nbytes} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     raise AssertionError
+
+
+def order_of(write: Write) -> str:
+    """How the elements are arranged otherwise than in the checkpoint tensor; empty where not."""
+    dims = [
+        (abs(to), from_ if to > 0 else -from_)
+        for extent, to, from_ in zip(
+            write.shape, write.target_strides, write.source_strides, strict=True
+        )
+        if extent > 1
+    ]
+    steps = [from_ for _, from_ in sorted(dims, reverse=True)]
+    words = []
+    if [abs(step) for step in steps] != sorted((abs(step) for step in steps), reverse=True):
+        words.append("transposed")
+    if any(step < 0 for step in steps):
+        words.append("reversed")
+    if any(step == 0 for step in steps):
+        words.append("repeated")
+    return " and ".join(words)
 
 
 def targets_of(plan: LoadPlan) -> list[Target]:
@@ -139,11 +159,13 @@ def plan_of_name(plan: LoadPlan, name: str) -> str:
         about = "about " if landing.is_hull else ""
         lines.append(
             f"  {about}{text_of_boxes(landing.from_boxes)} -> `{landing.target}` "
-            f"{text_of_boxes(landing.to_boxes)}" + (f", cast {casts}" if casts else "")
+            f"{text_of_boxes(landing.to_boxes)}"
+            + "".join(f", {word}" for word in (order_of(write), casts and f"cast {casts}") if word)
         )
         lines.append(
             f"    region: byte {write.target_offset}, {list(write.shape)} items of "
-            f"{write.target_itemsize}, strides {list(write.target_strides)} bytes"
+            f"{write.target_itemsize}, strides {list(write.target_strides)} bytes, from byte "
+            f"{write.source_offset}, strides {list(write.source_strides)}"
         )
     for landing in behind:
         if landing.origin == "computed":
@@ -220,6 +242,10 @@ def differences(a: Opened, b: Opened) -> list[Change]:
         for p in (plan_a, plan_b)
     )
     found += _compare("uncovered", uncovered_a, uncovered_b)
+    if not found and info_a.digest != info_b.digest:
+        # The same boxes in these words: operators that read them in another order, for example.
+        texts = [f"checksum {info.digest & (2**64 - 1):016x}" for info in (info_a, info_b)]
+        found.append(Change("file", "order of elements", *texts))
     return found
 
 
@@ -262,9 +288,11 @@ def _name_texts(plan: LoadPlan, other: LoadPlan) -> dict[str, str]:
     }
     for landing in landings_of(plan) if wanted else ():
         if landing.origin == "checkpoint" and landing.source in wanted:
-            lands.setdefault(landing.source, []).append(
+            of_name = lands.setdefault(landing.source, [])
+            order = order_of(plan.entries[landing.source].writes[len(of_name)])
+            of_name.append(
                 f"{text_of_boxes(landing.from_boxes)} -> `{landing.target}` "
-                f"{text_of_boxes(landing.to_boxes)}"
+                f"{text_of_boxes(landing.to_boxes)}" + (f", {order}" if order else "")
             )
     return {
         name: f"{text_of_dtype((e := plan.entries[name]).dtype)} {list(e.shape)} {e.kind}"

@@ -22,7 +22,7 @@ from .targets import Model, as_targets
 class FileInfo:
     """What a plan was saved with, and how many operators, constants and premises it holds.
 
-    ``held`` is a checksum of these three.
+    ``held`` is a checksum of these three, ``digest`` one of all that the plan does.
     """
 
     loadplan: str
@@ -33,6 +33,7 @@ class FileInfo:
     num_constants: int
     num_operators: int
     held: int
+    digest: int
 
 
 def default_tag() -> str:
@@ -122,7 +123,18 @@ def open_plan(path: StrPath) -> tuple[LoadPlan, FileInfo]:
     (version, torch_version, tag, literal), rebound, seconds, counts = file.about()
     handle = file.plan()
     placement = _value(path, literal)
-    info = FileInfo(version, torch_version, tag, placement, *counts)
+    premises, constants, operators, held = counts
+    info = FileInfo(
+        version,
+        torch_version,
+        tag,
+        placement,
+        num_premises=premises,
+        num_constants=constants,
+        num_operators=operators,
+        held=held,
+        digest=file.digest(),
+    )
     return LoadPlan(handle, _Metas(handle), placement, None, seconds, tuple(rebound)), info
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,7 @@ def saved(tmp_path: Path) -> str:
 
 
 Capture = pytest.CaptureFixture[str]
+View = Callable[[Tensor], Tensor]
 
 
 def test_inspect_prints_the_report(saved: str, capsys: Capture) -> None:
@@ -79,12 +81,12 @@ def test_inspect_shows_one_name_in_full(saved: str, capsys: Capture) -> None:
         "  bfloat16 [12, 6]; reads 48 bytes",
         "  reads [4:8, 0:6]",
         "  [4:8, 0:6] -> `layers.0.qk` [0:4, 0:6]",
-        "    region: byte 0, [] items of 48, strides [] bytes",
+        "    region: byte 0, [] items of 48, strides [] bytes, from byte 48, strides []",
     ]
     assert main(["inspect", saved, "--name", "layers.0.1.w"]) == 0
     said = capsys.readouterr().out
     assert "layers.0.1.w: derived (cast bfloat16 -> float32)" in said
-    assert "[0:6, 0:4] -> `layers.0.experts` [1:2, 0:4, 0:6], cast bfloat16 -> float32" in said
+    assert "[0:6, 0:4] -> `layers.0.experts` [1:2, 0:4, 0:6], transposed, cast " in said
     assert main(["inspect", saved, "--name", "A_log"]) == 0
     assert "  aten::neg of A_log -> `A` [0:3]\n" in capsys.readouterr().out
     assert main(["inspect", saved, "--name", "s"]) == 0
@@ -151,6 +153,30 @@ def test_diff_sees_values_that_the_plan_holds(tmp_path: Path, capsys: Capture) -
     files = save(tmp_path / "a", 1.0), save(tmp_path / "b", 2.0)
     assert main(["diff", *files]) == 1
     assert "`held values`" in capsys.readouterr().out
+
+
+# Equal boxes, and another element in each place.
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (lambda w: w, lambda w: w.t(), "[0:4, 0:4] -> `p` [0:4, 0:4], transposed"),
+        (lambda w: w, lambda w: w.flip(0), "[0:4, 0:4] -> `p` [0:4, 0:4], reversed"),
+        (lambda w: w.exp(), lambda w: w.t().contiguous().exp(), "`order of elements`"),
+    ],
+)
+def test_diff_sees_the_order_of_elements(
+    before: View, after: View, words: str, tmp_path: Path, capsys: Capture
+) -> None:
+    def save(name: str, view: View) -> str:
+        live = {"p": torch.zeros(4, 4)}
+        model = Targets(live, lambda ws: [live["p"].copy_(view(w)) for _, w in ws])
+        loadplan.plan_loads(model, {"w": ((4, 4), F32)}).save(tmp_path / name)
+        return str(tmp_path / name)
+
+    assert main(["diff", save("before", before), save("again", before)]) == 0
+    capsys.readouterr()
+    assert main(["diff", str(tmp_path / "before"), save("after", after)]) == 1
+    assert words in capsys.readouterr().out
 
 
 def test_errors_are_one_line(saved: str, tmp_path: Path, capsys: Capture) -> None:
