@@ -50,7 +50,9 @@ absl::Status ReloadSession::CheckEvent(SessionEvent event) const {
 
 absl::Status ReloadSession::CheckLocked(SessionEvent event) const {
   absl::Status status = CheckTransition(state_, event);
-  if (status.ok() && completed_) status = CheckWhileFinishing(event);
+  if (status.ok() && completed_ && state_ == SessionState::kActive) {
+    status = CheckWhileFinishing(event);
+  }
   if (status.ok() || error_.empty() || state_ != SessionState::kFailed) return status;
   return Annotate(status, absl::StrCat(" (it failed with: ", error_, ")"));
 }

@@ -99,10 +99,8 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
         absl::StrCat(missing.size(), " planned name(s) did not arrive: ", Quoted(missing),
                      "; send them, or name what was sent in `partial`; ", LandedText()));
   }
-  if (!call_taken_) {
-    if (status = plan_->layout.Check(current); !status.ok()) {
-      return WroteLocked() ? Fail(std::move(status)) : status;
-    }
+  if (status = plan_->layout.Check(current); !status.ok()) {
+    return WroteLocked() ? Fail(std::move(status)) : status;
   }
   prepared_ = true;
   return absl::OkStatus();
