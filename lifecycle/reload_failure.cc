@@ -27,10 +27,7 @@ absl::Status ReloadSession::Abort() {
   if (undo_ != nullptr) {
     if (absl::Status status = PutBack(); !status.ok()) return FailDamaged(std::move(status), {});
   } else if (WroteLocked()) {
-    error_ = absl::StrCat("the update was aborted after its first write; ", LandedText());
-    MarkUndefined({});
-    failed_after_write_ = true;
-    Enter(SessionState::kFailed);
+    EnterFailed(absl::StrCat("the update was aborted after its first write; ", LandedText()), {});
     return absl::OkStatus();
   }
   EndUnchanged("");
@@ -62,21 +59,27 @@ bool ReloadSession::MayHaveWritten() const {
   return state_ == SessionState::kActive ? WroteLocked() : failed_after_write_;
 }
 
-bool ReloadSession::TrustsEngine() const {
-  const BoundPlan* const plan = plan_ != nullptr ? plan_.get() : destinations_.get();
-  return plan != nullptr && plan->gave_destinations && !plan->is_reported;
+WrittenBytes ReloadSession::OfDestinations(const BoundPlan& plan) {
+  WrittenBytes written;
+  if (plan.is_reported) return written;
+  for (std::int32_t i = 0; i < static_cast<std::int32_t>(plan.plan().entries().size()); ++i) {
+    if (!plan.plan().GetDest(i).has_value()) continue;
+    for (const WriteItem& item : plan.plan().writes_of(i)) written.Add(item);
+  }
+  return written;
 }
 
 bool ReloadSession::WroteLocked() const {
   const bool call_may_write = call_taken_ && !call_ended_ && staging_ == nullptr;
-  return layers_overwrote_ || call_may_write || !Written(/*live_only=*/true).empty();
+  if (layers_overwrote_ || call_may_write || !Written(/*live_only=*/true).empty()) return true;
+  return std::ranges::any_of(destinations_,
+                             [](const auto& plan) { return !OfDestinations(*plan).empty(); });
 }
 
 WrittenBytes ReloadSession::Written(bool live_only) const {
   WrittenBytes written;
-  const BoundPlan* const bound = plan_ != nullptr ? plan_.get() : destinations_.get();
-  if (bound == nullptr) return written;
-  const LoadPlan& plan = bound->plan();
+  if (plan_ == nullptr) return written;
+  const LoadPlan& plan = plan_->plan();
   if (live_only && layers_overwrote_) written = WrittenBytes::OfPlan(plan);
   const auto counts = [&](StorageId storage) { return !live_only || !IsStaged(storage); };
   if (executor_ != nullptr) {
@@ -84,13 +87,10 @@ WrittenBytes ReloadSession::Written(bool live_only) const {
       if (counts(item->target)) written.Add(*item);
     }
   }
-  const auto add_entry = [&](std::int32_t entry) {
-    for (const WriteItem& item : plan.writes_of(entry)) written.Add(item);
-  };
-  for (const std::int32_t entry : reported_) add_entry(entry);
-  for (std::int32_t i = 0; TrustsEngine() && i < static_cast<std::int32_t>(plan.entries().size());
-       ++i) {
-    if (plan.GetDest(i).has_value()) add_entry(i);
+  for (const Names& names : {reported_, trusted_}) {
+    for (const std::int32_t entry : names) {
+      for (const WriteItem& item : plan.writes_of(entry)) written.Add(item);
+    }
   }
   for (const TargetRegion& region : call_written_) {
     if (counts(region.storage)) written.Add(region.storage, region.layout);
@@ -169,16 +169,20 @@ absl::Status ReloadSession::FailDamaged(absl::Status status, std::span<const Liv
   const bool wrote = WroteLocked() || !whole.empty();
   status = Annotate(status, wrote ? "; the weights are undefined until a complete new update"
                                   : "; no byte of the model was written");
-  error_ = std::string(status.message());
-  failed_after_write_ = wrote;
-  if (wrote) MarkUndefined(whole);
+  EnterFailed(std::string(status.message()), whole);
+  return status;
+}
+
+void ReloadSession::EnterFailed(std::string error, std::span<const LiveTarget> whole) {
+  error_ = std::move(error);
+  failed_after_write_ = WroteLocked() || !whole.empty();
+  if (failed_after_write_) MarkUndefined(whole);
   executor_.reset();
   staging_.reset();
   collection_.reset();
   undo_.reset();
   open_.clear();
   Enter(SessionState::kFailed);
-  return status;
 }
 
 // As if the session had never started.
@@ -192,13 +196,15 @@ void ReloadSession::EndUnchanged(std::string error) {
 }
 
 void ReloadSession::MarkUndefined(std::span<const LiveTarget> whole) {
-  const BoundPlan* const bound = plan_ != nullptr ? plan_.get() : destinations_.get();
-  if (bound != nullptr) {
+  if (plan_ != nullptr) {
     WrittenBytes written = Written(/*live_only=*/true);
     // A call that never came back.
     if (call_taken_ && !call_ended_ && staging_ == nullptr)
-      written.AddWhole(bound->plan().targets());
-    undefined_.Add(bound->plan().targets(), written);
+      written.AddWhole(plan_->plan().targets());
+    undefined_.Add(plan_->plan().targets(), written);
+  }
+  for (const auto& plan : destinations_) {
+    undefined_.Add(plan->plan().targets(), OfDestinations(*plan));
   }
   if (whole.empty()) return;
   const absl::StatusOr<TargetSet> set = TargetSet::Create({whole.begin(), whole.end()});

@@ -46,21 +46,28 @@ absl::Status ReloadSession::CheckPartial(const Names& partial) const {
   return absl::OkStatus();
 }
 
-ReloadSession::Names ReloadSession::Missing(const std::optional<Names>& partial) const {
-  // Destinations were handed out and nothing is reported: what could have been written
-  // through them may have been.
-  const bool trusts_engine = plan_->gave_destinations && reported_.empty();
-  const auto is_missing = [&](std::int32_t entry) {
-    if (has_landed(entry) || KindOf(entry) == EntryKind::kUnneeded) return false;
-    return !(trusts_engine && plan_->plan().GetDest(entry).has_value());
+// Destinations were handed out and nothing is reported: what could have been written through them
+// may have been. Not where such names came as tensors: then destinations were only looked at.
+ReloadSession::Names ReloadSession::Trusted(const std::optional<Names>& among) const {
+  Names trusted;
+  const auto has_place = [&](std::int32_t entry) {
+    return KindOf(entry) == EntryKind::kDirect && plan_->plan().GetDest(entry).has_value();
   };
-  Names missing;
-  if (partial.has_value()) {
-    std::ranges::copy_if(*partial, std::back_inserter(missing), is_missing);
-    return missing;
-  }
+  const bool reports = !reported_.empty() || std::ranges::any_of(arrived_, has_place);
+  if (!plan_->gave_destinations || reports) return trusted;
   for (std::int32_t entry = 0; entry < static_cast<std::int32_t>(landed_.size()); ++entry) {
-    if (is_missing(entry)) missing.push_back(entry);
+    if (among.has_value() && !std::ranges::binary_search(*among, entry)) continue;
+    if (has_place(entry)) trusted.push_back(entry);
+  }
+  return trusted;
+}
+
+ReloadSession::Names ReloadSession::Missing(const std::optional<Names>& partial) const {
+  Names missing;
+  for (std::int32_t entry = 0; entry < static_cast<std::int32_t>(landed_.size()); ++entry) {
+    if (partial.has_value() && !std::ranges::binary_search(*partial, entry)) continue;
+    if (has_landed(entry) || KindOf(entry) == EntryKind::kUnneeded) continue;
+    if (!std::ranges::binary_search(trusted_, entry)) missing.push_back(entry);
   }
   return missing;
 }
@@ -93,6 +100,7 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
     if (status = CheckPartial(*names); !status.ok()) return status;
     selected = std::move(*names);
   }
+  trusted_ = Trusted(selected);
   const Names missing = Missing(selected);
   if (!missing.empty()) {
     return absl::FailedPreconditionError(

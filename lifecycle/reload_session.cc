@@ -17,11 +17,15 @@ absl::Status ReloadSession::Start(StartOptions options) {
   if (absl::Status status = CheckLocked(SessionEvent::kStart); !status.ok()) return status;
   Clear();
   required_ = std::move(options.required);
-  destinations_ = std::move(options.destinations);
+  for (auto& plan : options.destinations) {
+    if (plan->gave_destinations) destinations_.push_back(std::move(plan));
+  }
   if (options.atomic) undo_ = std::make_unique<UndoLog>(std::move(options.undo));
   Enter(SessionState::kActive);
-  absl::Status status = KeepDestinations(destinations_.get());
-  return status.ok() ? status : Fail(std::move(status));
+  for (const auto& plan : destinations_) {
+    if (absl::Status status = KeepDestinations(*plan); !status.ok()) return Fail(std::move(status));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
@@ -49,6 +53,8 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
     if (!staging.ok()) return staging.status();
     staging_ = *std::move(staging);
   }
+  // Where a host did not say so at the start: nothing is kept of what was written before.
+  if (status = AddDestinations(plan); !status.ok()) return status;
   if (plan->plan().has_fallbacks()) {
     const auto& storages = plan->targets->storages();
     // Where no target has memory (meta), checkpoint tensors keep to the CPU.
@@ -157,27 +163,30 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
   return absl::OkStatus();
 }
 
-absl::Status ReloadSession::KeepDestinations(const BoundPlan* plan) {
-  if (undo_ == nullptr || plan == nullptr || !plan->gave_destinations) return absl::OkStatus();
-  for (std::size_t i = 0; i < plan->plan().entries().size(); ++i) {
+absl::Status ReloadSession::KeepDestinations(const BoundPlan& plan) {
+  if (undo_ == nullptr) return absl::OkStatus();
+  for (std::size_t i = 0; i < plan.plan().entries().size(); ++i) {
     const auto entry = static_cast<std::int32_t>(i);
-    if (!plan->plan().GetDest(entry).has_value()) continue;
-    for (const WriteItem& item : plan->plan().writes_of(entry)) {
-      const at::Tensor& storage = plan->targets->storages()[static_cast<std::size_t>(item.target)];
+    if (!plan.plan().GetDest(entry).has_value()) continue;
+    for (const WriteItem& item : plan.plan().writes_of(entry)) {
+      const at::Tensor& storage = plan.targets->storages()[static_cast<std::size_t>(item.target)];
       if (absl::Status status = undo_->KeepWhole(storage); !status.ok()) return status;
     }
   }
-  keeps_destinations_ = true;
   return absl::OkStatus();
 }
 
 absl::Status ReloadSession::HandOut(std::shared_ptr<const BoundPlan> plan) {
   const std::lock_guard lock(mutex_);
-  if (state_ != SessionState::kActive || (destinations_ == plan && keeps_destinations_)) {
+  return state_ == SessionState::kActive ? AddDestinations(std::move(plan)) : absl::OkStatus();
+}
+
+absl::Status ReloadSession::AddDestinations(std::shared_ptr<const BoundPlan> plan) {
+  if (!plan->gave_destinations || std::ranges::count(destinations_, plan) > 0) {
     return absl::OkStatus();
   }
-  destinations_ = std::move(plan);
-  absl::Status status = KeepDestinations(destinations_.get());
+  destinations_.push_back(std::move(plan));
+  absl::Status status = KeepDestinations(*destinations_.back());
   return status.ok() ? status : Fail(std::move(status));
 }
 
@@ -205,7 +214,7 @@ void ReloadSession::Land(std::int32_t entry) {
 void ReloadSession::Clear() {
   required_.clear();
   undo_.reset();
-  destinations_.reset();
+  destinations_.clear();
   plan_.reset();
   executor_.reset();
   staging_.reset();
@@ -215,9 +224,10 @@ void ReloadSession::Clear() {
   landed_.clear();
   arrived_.clear();
   reported_.clear();
+  trusted_.clear();
   error_.clear();
   begun_ = call_taken_ = call_ended_ = call_done_ = prepared_ = completed_ = false;
-  layers_overwrote_ = keeps_destinations_ = failed_after_write_ = false;
+  layers_overwrote_ = failed_after_write_ = false;
   call_written_.clear();
   call_nbytes_ = 0;
 }

@@ -168,7 +168,8 @@ class LOADPLAN_API ReloadSession {
   absl::Status KeepFallback(std::int32_t entry, const at::Tensor& tensor);
   absl::Status EnsureBegun();
   absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
-  absl::Status KeepDestinations(const BoundPlan* plan);
+  absl::Status AddDestinations(std::shared_ptr<const BoundPlan> plan);
+  absl::Status KeepDestinations(const BoundPlan& plan);
   absl::Status KeepForFallbackCall();
   // A name that came in as an argument of a call about parts.
   absl::StatusOr<std::int32_t> OpenEntry(std::string_view name);
@@ -185,10 +186,12 @@ class LOADPLAN_API ReloadSession {
   std::string Quoted(std::span<const std::int32_t> entries) const;
   std::string LandedText() const;
   bool WroteLocked() const;
-  // An engine that never reports may have written through every destination.
-  bool TrustsEngine() const;
-  // Bytes that the update has written, or may have; without `live_only` staged ones too.
+  // Bytes that the update has written; without `live_only` staged ones too.
   WrittenBytes Written(bool live_only) const;
+  // Bytes of `plan` that an engine which never reports may have written.
+  static WrittenBytes OfDestinations(const BoundPlan& plan);
+  // Names of `among` (null: all) that count as arrived because an engine could have written them.
+  Names Trusted(const std::optional<Names>& among) const;
   bool IsStaged(StorageId storage) const {
     return staging_ != nullptr && staging_->Stages(storage);
   }
@@ -200,6 +203,8 @@ class LOADPLAN_API ReloadSession {
   absl::Status FailDamaged(absl::Status status, std::span<const LiveTarget> whole);
   absl::Status PutBack();
   void EndUnchanged(std::string error);
+  // The state is failed, with the bytes that may have been written, and nothing is held any more.
+  void EnterFailed(std::string error, std::span<const LiveTarget> whole);
   void MarkUndefined(std::span<const LiveTarget> whole);
   void Enter(SessionState state);
   static double SecondsSince(double then);
@@ -213,8 +218,9 @@ class LOADPLAN_API ReloadSession {
 
   // The update in progress (or the failed one).
   std::vector<std::string> required_;
-  std::unique_ptr<UndoLog> undo_;                  // null where the update is not atomic
-  std::shared_ptr<const BoundPlan> destinations_;  // an engine may write through them
+  std::unique_ptr<UndoLog> undo_;  // null where the update is not atomic
+  // An engine may write through the destinations that these gave.
+  std::vector<std::shared_ptr<const BoundPlan>> destinations_;
   std::shared_ptr<const BoundPlan> plan_;
   std::optional<StagingSpec> staging_spec_;
   std::unique_ptr<LayerStaging> staging_;  // null in direct mode
@@ -224,6 +230,7 @@ class LOADPLAN_API ReloadSession {
   Names arrived_;                                      // in order
   absl::flat_hash_map<std::int32_t, OpenParts> open_;  // entries that arrive in parts
   Names reported_;                                     // by an engine, of those
+  Names trusted_;                                      // not of those; see Trusted
   bool begun_ = false;                                 // the executor has gathered live bytes
   bool call_taken_ = false;
   bool call_ended_ = false;  // it raised or returned
@@ -231,7 +238,6 @@ class LOADPLAN_API ReloadSession {
   bool prepared_ = false;
   bool completed_ = false;
   bool layers_overwrote_ = false;  // results of post-processing lie in live tensors
-  bool keeps_destinations_ = false;
   bool failed_after_write_ = false;
   std::vector<TargetRegion> call_written_;
   Index call_nbytes_ = 0;

@@ -29,8 +29,8 @@ struct StartOptions {
   // Keep what is overwritten until the update has ended well.
   bool atomic = false;
   UndoOptions undo;
-  // The plan through whose destinations an engine may write without a word; may be null.
-  std::shared_ptr<const BoundPlan> destinations;
+  // Plans of this model through whose destinations an engine may write without a word.
+  std::vector<std::shared_ptr<const BoundPlan>> destinations;
 };
 
 // What an update did.

@@ -174,9 +174,9 @@ class SessionClass : public torch::CustomClassHolder {
   using Watch = c10::intrusive_ptr<CallWatchClass>;
 
   void start(Strings required, bool atomic, int64_t memory_nbytes, std::string directory,
-             const std::optional<Plan>& destinations) {
+             const std::vector<Plan>& destinations) {
     StartOptions options{std::move(required), atomic, {memory_nbytes, std::move(directory)}, {}};
-    if (destinations.has_value()) options.destinations = (*destinations)->bound();
+    for (const Plan& plan : destinations) options.destinations.push_back(plan->bound());
     Raise(session_.Start(std::move(options)));
   }
   bool has_plan(const Plan& plan) const { return session_.HasPlan(plan->bound().get()); }

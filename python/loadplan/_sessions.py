@@ -25,6 +25,8 @@ class Session:
         self.places: Places | None = None
         self._model = weakref.ref(model)
         self._known: LoadPlan | None = None
+        # Plans that gave destinations: an engine may write through them in any update.
+        self._gave: weakref.WeakSet[LoadPlan] = weakref.WeakSet()
 
     def settle(self) -> None:
         """After an error or an abort: where that ended the reload, the mode ends as well."""
@@ -56,6 +58,13 @@ class Session:
     def know(self, plan: LoadPlan) -> None:
         """An engine that writes through destinations finishes without naming the plan again."""
         self._known = plan
+
+    def gave_destinations(self, plan: LoadPlan) -> None:
+        self._gave.add(plan)
+        self.handle.hand_out(plan._handle)
+
+    def destinations(self) -> list[Any]:
+        return [plan._handle for plan in self._gave]
 
     @property
     def known(self) -> LoadPlan | None:

@@ -148,7 +148,7 @@ class LoadPlan:
             return None
         session = self._session()
         if dest[1] and session is not None:
-            session.handle.hand_out(self._handle)
+            session.gave_destinations(self)
         return list(zip(_boxes(dest[0]), dest[1], strict=True))
 
     def delivered(self, name: str) -> None:

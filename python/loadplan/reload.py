@@ -106,9 +106,8 @@ def start_reload(
         defer_processing=defer_processing,
         max_staging_bytes=max_staging_bytes,
     )
-    known = session.known._handle if session.known is not None else None
     patterns = [*targets.required, *required]
-    session.handle.start(patterns, atomic, _undo_memory(), tempfile.gettempdir(), known)
+    session.handle.start(patterns, atomic, _undo_memory(), tempfile.gettempdir(), session.destinations())
     session.mode = chosen
     session.places = Places(targets) if atomic else None
     with settling(session):

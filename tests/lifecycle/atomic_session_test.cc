@@ -114,7 +114,7 @@ TEST_P(AtomicSessionTest, AHookMayDestroyEverything) {
 
 TEST_P(AtomicSessionTest, DestinationsAreKeptWhenTheyAreHandedOut) {
   plan_->gave_destinations = true;
-  ASSERT_THAT(session_.Start({.atomic = true, .destinations = plan_}), IsOk());
+  ASSERT_THAT(session_.Start({.atomic = true, .destinations = {plan_}}), IsOk());
   log_.target(0).fill_(5);
   ASSERT_THAT(session_.Abort(), IsOk());
   ExpectOldBytes();
