@@ -5,6 +5,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "lifecycle/mapped_memory.h"
 
 namespace loadplan {
 namespace {
@@ -42,13 +43,15 @@ absl::Status Compare(const TargetLayout& was, const at::Tensor& now) {
   }
   const c10::StorageImpl* storage = now.storage().unsafeGetStorageImpl();
   const bool same_storage = was.storage._unsafe_get_target() == storage;
-  if (was.storage_nbytes > 0 && was.address != 0 && AddressOf(now) == 0) {
+  const bool has_moved = !same_storage || was.address != AddressOf(now);
+  if (was.storage_nbytes > 0 && was.address != 0 &&
+      (AddressOf(now) == 0 || !(has_moved || IsMapped(now)))) {
     return absl::FailedPreconditionError(
         absl::StrCat("`", was.name,
                      "` has no memory, which it had when the plan was made; wake the "
                      "engine so that it lies where it lay, or make a new plan"));
   }
-  if (!same_storage || was.address != AddressOf(now)) {
+  if (has_moved) {
     return absl::FailedPreconditionError(absl::StrCat(
         "`", was.name, "` has moved since the plan was made: ",
         same_storage ? "its storage has another address" : "it lies in another storage",

@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "lifecycle/byte_copy.h"
+#include "lifecycle/mapped_memory.h"
 
 namespace loadplan {
 namespace {
@@ -88,6 +89,13 @@ absl::Status UndoLog::KeepWhole(const at::Tensor& tensor) {
   const auto [found, is_new] = is_whole_.emplace(StorageOf(tensor), false);
   if (found->second) return absl::OkStatus();
   const StridedLayout all = StridedLayout::Unchecked(0, {nbytes}, {1}, 1);
+  if (!IsMapped(tensor)) {
+    is_whole_.erase(found);
+    return absl::FailedPreconditionError(
+        absl::StrCat("a tensor of ", nbytes,
+                     " bytes that an atomic update has to keep has no memory; wake the "
+                     "engine first"));
+  }
   absl::StatusOr<at::Tensor> bytes = Pack(tensor, all);
   if (!bytes.ok()) return bytes.status();
   const std::size_t num_before = kept_.size();

@@ -41,7 +41,7 @@ class LOADPLAN_API UndoLog {
   // Errors: ResourceExhausted where neither memory nor file take them; Internal as in CopyMapped.
   absl::Status Keep(const at::Tensor& tensor, const StridedLayout& region);
   // Keeps the whole storage of `tensor`, with the bytes from before for regions of it that were
-  // kept. Does nothing for a storage that is kept whole.
+  // kept. Does nothing for a storage that is kept whole. FailedPrecondition: it is not mapped.
   absl::Status KeepWhole(const at::Tensor& tensor);
 
   // Forgets storages that nothing but this log holds any more.

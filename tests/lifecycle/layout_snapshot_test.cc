@@ -1,6 +1,7 @@
 #include "lifecycle/layout_snapshot.h"
 
 #include <ATen/ATen.h>
+#include <sys/mman.h>
 
 #include <functional>
 #include <ostream>
@@ -9,6 +10,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "lifecycle/undo_log.h"
 #include "tests/testing/status_matchers.h"
 
 namespace loadplan {
@@ -99,6 +101,25 @@ TEST(LayoutSnapshotTest, SeesAStorageWhoseMemoryIsGone) {
   live.storage().set_data_ptr(c10::DataPtr(nullptr, at::kCPU));
   EXPECT_THAT(snapshot.Check(targets),
               StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("`w` has no memory")));
+}
+
+TEST(LayoutSnapshotTest, SeesMemoryThatIsNoLongerMapped) {
+  constexpr std::size_t kNbytes = 1 << 16;
+  void* const memory =
+      mmap(nullptr, kNbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  const at::Tensor live = at::from_blob(memory, {static_cast<int64_t>(kNbytes)}, at::kByte);
+  const std::vector<LiveTarget> targets = {{"w", live}};
+  const LayoutSnapshot snapshot = LayoutSnapshot::Of(targets);
+  EXPECT_THAT(snapshot.Check(targets), IsOk());
+  // One page in the middle is enough.
+  ASSERT_EQ(munmap(static_cast<char*>(memory) + kNbytes / 2, 4096), 0);
+  EXPECT_THAT(snapshot.Check(targets),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("`w` has no memory")));
+  UndoLog undo({});
+  EXPECT_THAT(undo.KeepWhole(live),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has no memory")));
+  munmap(memory, kNbytes);
 }
 
 TEST(LayoutSnapshotTest, KeepsNoMemoryAlive) {
