@@ -88,6 +88,8 @@ absl::Status PlanExecutor::Begin() {
                               : ByteSide::OfElements(traced_->constants.at(origin.index));
     if (absl::Status status = Gather(ref, from); !status.ok()) return status;
   }
+  // Layers are processed before the end, from these too.
+  if (absl::Status status = WriteLiveCopies(/*of_layers=*/true); !status.ok()) return status;
   std::vector<std::int32_t> nameless;
   for (std::int32_t p = 0; p < static_cast<std::int32_t>(programs_.size()); ++p) {
     if (At(programs_, p).num_missing == 0) nameless.push_back(p);
@@ -127,13 +129,21 @@ absl::Status PlanExecutor::Finish() {
     const ByteSide from = ByteSide::OfElements(traced_->constants.at(item.origin.index));
     if (absl::Status status = Write(item, from); !status.ok()) return status;
   }
+  return WriteLiveCopies(/*of_layers=*/false);
+}
+
+absl::Status PlanExecutor::WriteLiveCopies(bool of_layers) {
   for (std::size_t i = 0; i < live_bytes_.size(); ++i) {
     const WriteItem& item = plan_.live_copies()[i];
-    absl::Status status = Write(item, KeptMapsOf(item.map, !item.casts.empty()).out,
-                                ByteSide::OfStorage(std::move(live_bytes_[i])));
+    if (IsOfLayer(item.target) != of_layers) continue;
+    if (absl::Status status = BeforeWrite(item); !status.ok()) return status;
+    // Not as bytes that a layer waits for: it does not wait for these.
+    const StridedMap map = KeptMapsOf(item.map, !item.casts.empty()).out;
+    absl::Status status = CopyMapped(map, item.casts, TargetSide(item.target),
+                                     ByteSide::OfStorage(std::exchange(live_bytes_[i], {})));
     if (!status.ok()) return status;
+    written_nbytes_ += map.nbytes();
   }
-  live_bytes_.clear();
   return absl::OkStatus();
 }
 

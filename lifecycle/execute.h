@@ -64,7 +64,7 @@ class PlanExecutor {
   // Deliver. FailedPrecondition, naming the tensor, where bytes are missing.
   absl::Status Complete(std::int32_t entry);
 
-  // Writes constants and copies of live bytes.
+  // Writes constants and copies of live bytes; of the latter those for layers were written first.
   absl::Status Finish();
 
   // Bytes of targets written so far.
@@ -95,6 +95,7 @@ class PlanExecutor {
   }
   // `map` stands for that of `item`.
   absl::Status Write(const WriteItem& item, const StridedMap& map, const ByteSide& from);
+  absl::Status WriteLiveCopies(bool of_layers);
   // The buffer of a program's input, made when it is first asked for.
   ByteSide InputSide(const PieceRef& ref);
   // Calls `f(item, where it goes)` for everything that reads source `entry`; stops at an error.

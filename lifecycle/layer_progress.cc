@@ -65,6 +65,7 @@ LayerProgress::LayerProgress(const LoadPlan& plan,
   expect(plan.writes(), &LayerGroup::expected_nbytes);
   expect(plan.value_writes(), &LayerGroup::expected_nbytes);
   expect(plan.constants(), &LayerGroup::constant_nbytes);
+  expect(plan.live_copies(), &LayerGroup::constant_nbytes);
   for (const UncoveredTarget& item : plan.uncovered()) {
     const StorageId storage = At(plan.targets(), item.target).storage;
     if (item.nbytes == 0 || GroupOf(storage) < 0) continue;

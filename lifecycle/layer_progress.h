@@ -18,7 +18,7 @@ struct LayerGroup {
   std::vector<std::int32_t> layers;  // ascending
   std::vector<StorageId> storages;   // ascending
   Index expected_nbytes = 0;         // that come from names: copies, computed values
-  Index constant_nbytes = 0;         // that the plan sets
+  Index constant_nbytes = 0;         // that the plan sets, or copies from live bytes
   Index received_nbytes = 0;         // of the expected ones
   // The plan does not write all of its bytes: a fallback call may.
   bool has_uncovered = false;

@@ -59,7 +59,8 @@ std::vector<std::vector<std::int32_t>> LayerStaging::LayersOfStorage(const LoadP
   std::vector<bool> waited(targets.storages().size(), false);
   for (std::size_t s = 0; s < waited.size(); ++s) waited[s] = targets.storages()[s].is_meta();
   for (const auto& items : {plan.writes(), std::span<const WriteItem>(plan.value_writes()),
-                            std::span<const WriteItem>(plan.constants())}) {
+                            std::span<const WriteItem>(plan.constants()),
+                            std::span<const WriteItem>(plan.live_copies())}) {
     for (const WriteItem& item : items) waited[static_cast<std::size_t>(item.target)] = true;
   }
   // The call with the fallback names may write it.
@@ -125,6 +126,37 @@ LayerStaging::LayerStaging(std::shared_ptr<const TracedPlan> traced,
     const StorageId storage = At(plan().constants(), i).target;
     if (Owns(storage)) state(progress_.GroupOf(storage)).constants.push_back(i);
   }
+  for (const WriteItem& item : plan().live_copies()) {
+    if (Owns(item.target)) state(progress_.GroupOf(item.target)).gets_live_copies = true;
+  }
+}
+
+std::vector<TargetTensor> LayerStaging::TakenUnknown() const {
+  std::vector<TargetTensor> unknown;
+  for (std::size_t s = 0; s < specs_of_storage_.size(); ++s) {
+    const auto storage = static_cast<StorageId>(s);
+    if (!WasTaken(storage) || !Stages(storage)) continue;
+    for (const std::int32_t spec : specs_of_storage_[s]) {
+      if (At(spec_.targets, spec).initial.defined()) continue;
+      const auto& tensors = targets_->target_tensors();
+      const auto found =
+          std::ranges::find(tensors, At(spec_.targets, spec).name, &TargetTensor::name);
+      if (found != tensors.end()) unknown.push_back(*found);
+      break;  // a tied tensor once
+    }
+  }
+  return unknown;
+}
+
+bool LayerStaging::HasRoomForCall() const {
+  if (!spec_.max_nbytes.has_value()) return true;
+  Index nbytes = reserved_nbytes_;
+  for (std::size_t g = 0; g < states_.size(); ++g) {
+    if (WaitsForCall(static_cast<std::int32_t>(g)) && !states_[g].is_open) {
+      nbytes += states_[g].nbytes;
+    }
+  }
+  return nbytes <= *spec_.max_nbytes;
 }
 
 // Before an update a staged tensor has no bytes that could be read.
@@ -353,6 +385,7 @@ absl::StatusOr<std::optional<std::int32_t>> LayerStaging::TakeReady(bool finishi
         const c10::NoGradGuard no_grad;
         if (absl::Status status = Open(group); !status.ok()) return status;
         if (absl::Status status = WriteConstants(group); !status.ok()) return status;
+        state(group).is_taken = true;
         return group;
       }
     }
@@ -397,9 +430,18 @@ absl::StatusOr<std::vector<LiveTarget>> LayerStaging::TensorsOf(std::int32_t gro
 }
 
 absl::Status LayerStaging::CheckWhole() const {
+  const bool came_some = std::ranges::any_of(
+      progress_.groups(), [](const LayerGroup& group) { return group.received_nbytes > 0; });
   for (std::size_t g = 0; g < states_.size(); ++g) {
     const LayerGroup& group = progress_.groups()[g];
-    if (group.received_nbytes == 0) continue;
+    if (group.received_nbytes == 0) {
+      const bool is_processed = states_[g].is_deferred || states_[g].gets_live_copies;
+      if (!is_processed || !came_some || group.expected_nbytes == 0) continue;
+      return absl::FailedPreconditionError(
+          absl::StrCat("the layer of `", NameOf(static_cast<std::int32_t>(g)),
+                       "` is processed in every update, since it derives from others, and its own "
+                       "bytes did not come; send its names too"));
+    }
     const bool misses_call = WaitsForCall(static_cast<std::int32_t>(g));
     if (group.is_complete() && !misses_call) continue;
     return absl::FailedPreconditionError(

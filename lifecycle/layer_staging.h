@@ -69,6 +69,13 @@ class LayerStaging {
   }
   // Whether constants of the group go to live memory.
   bool WritesLiveConstants(std::int32_t group) const;
+  // Whether the layers of `storage` were given to be processed.
+  bool WasTaken(StorageId storage) const {
+    const std::int32_t group = progress_.GroupOf(storage);
+    return group >= 0 && states_[static_cast<std::size_t>(group)].is_taken;
+  }
+  // Staged targets of those layers of which the spec has no initial value.
+  std::vector<TargetTensor> TakenUnknown() const;
   const LayerProgress& progress() const { return progress_; }
   // Where checkpoint tensors and programs are: the device of the first target.
   at::Device device() const { return device_; }
@@ -92,8 +99,11 @@ class LayerStaging {
   // The real tensors of the target names that `group` shows, with their names.
   absl::StatusOr<std::vector<LiveTarget>> TensorsOf(std::int32_t group);
 
+  // Whether what the call with the fallback names may write can be staged now.
+  bool HasRoomForCall() const;
+
   // For selective updates: FailedPrecondition, naming a target of it, where some bytes of a group
-  // came and others did not.
+  // came and others did not, or none of one that is processed all the same (deferred).
   absl::Status CheckWhole() const;
 
   Index peak_nbytes() const { return peak_nbytes_; }
@@ -111,7 +121,9 @@ class LayerStaging {
     Index nbytes = 0;  // of its storages
     bool is_deferred = false;
     bool is_open = false;
+    bool is_taken = false;
     bool is_done = false;
+    bool gets_live_copies = false;
     bool met_by_call = false;
     std::vector<std::int32_t> constants;  // into LoadPlan::constants
     std::vector<Held> held;

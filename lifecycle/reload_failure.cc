@@ -35,9 +35,16 @@ absl::Status ReloadSession::Abort() {
 }
 
 absl::Status ReloadSession::HookFailed(const std::string& error,
-                                       std::span<const LiveTarget> current) {
+                                       std::span<const LiveTarget> current,
+                                       std::shared_ptr<const BoundPlan> known) {
   const std::lock_guard lock(mutex_);
+  if (plan_ == nullptr) plan_ = std::move(known);
   return Fail(absl::FailedPreconditionError(error), current);
+}
+
+void ReloadSession::LeftInLoadFormat(std::span<const LiveTarget> targets) {
+  const std::lock_guard lock(mutex_);
+  if (state_ == SessionState::kFailed) undefined_.AddTold(targets, /*is_readable=*/true);
 }
 
 absl::Status ReloadSession::CheckEvent(SessionEvent event) const {
@@ -57,6 +64,16 @@ absl::Status ReloadSession::CheckLocked(SessionEvent event) const {
 bool ReloadSession::MayHaveWritten() const {
   const std::lock_guard lock(mutex_);
   return state_ == SessionState::kActive ? WroteLocked() : failed_after_write_;
+}
+
+// What a later update has to bring after a hook: the load format of layers whose kernel tensors may
+// have been overwritten, or all that the plan writes.
+void ReloadSession::AddPlanned(WrittenBytes& written, bool of_processed_layers) const {
+  const WrittenBytes all = WrittenBytes::OfPlan(plan_->plan());
+  for (StorageId s = 0; s < static_cast<StorageId>(plan_->targets->storages().size()); ++s) {
+    if (of_processed_layers && !staging_->WasTaken(s)) continue;
+    for (const StridedLayout& region : all.Of(s)) written.Add(s, region);
+  }
 }
 
 WrittenBytes ReloadSession::OfDestinations(const BoundPlan& plan) {
@@ -80,7 +97,7 @@ WrittenBytes ReloadSession::Written(bool live_only) const {
   WrittenBytes written;
   if (plan_ == nullptr) return written;
   const LoadPlan& plan = plan_->plan();
-  if (live_only && layers_overwrote_) written = WrittenBytes::OfPlan(plan);
+  if (live_only && layers_overwrote_) AddPlanned(written, /*of_processed_layers=*/true);
   const auto counts = [&](StorageId storage) { return !live_only || !IsStaged(storage); };
   if (executor_ != nullptr) {
     for (const WriteItem* item : executor_->begun_writes()) {
@@ -151,8 +168,10 @@ absl::Status ReloadSession::Fail(absl::Status status, std::span<const LiveTarget
   if (absl::Status back = PutBack(); !back.ok()) {
     return FailDamaged(Annotate(status, absl::StrCat("; ", std::string(back.message()))), whole);
   }
-  status = Annotate(status, wrote ? "; the old bytes are back, and the model is idle as before"
-                                  : "; nothing was written, and the model is idle as before");
+  status = Annotate(status, wrote ? "; the old bytes are back" : "; nothing was written");
+  status =
+      Annotate(status, undefined_.empty() ? ", and the model is idle as before"
+                                          : ", and an earlier failure has still to be made good");
   EndUnchanged(std::string(status.message()));
   return status;
 }
@@ -199,19 +218,17 @@ void ReloadSession::MarkUndefined(std::span<const LiveTarget> whole) {
   if (plan_ != nullptr) {
     WrittenBytes written = Written(/*live_only=*/true);
     // A call that never came back.
-    if (call_taken_ && !call_ended_ && staging_ == nullptr)
+    if (call_taken_ && !call_ended_ && staging_ == nullptr) {
       written.AddWhole(plan_->plan().targets());
+    }
+    if (!whole.empty()) AddPlanned(written, /*of_processed_layers=*/false);
     undefined_.Add(plan_->plan().targets(), written);
   }
   for (const auto& plan : destinations_) {
     undefined_.Add(plan->plan().targets(), OfDestinations(*plan));
   }
-  if (whole.empty()) return;
-  const absl::StatusOr<TargetSet> set = TargetSet::Create({whole.begin(), whole.end()});
-  if (!set.ok()) return;
-  WrittenBytes all;
-  all.AddWhole(set->target_tensors());
-  undefined_.Add(set->target_tensors(), all);
+  undefined_.AddTold(overwritten_);
+  undefined_.AddTold(whole);
 }
 
 void ReloadSession::Enter(SessionState state) {

@@ -57,7 +57,7 @@ bool ReloadSession::AllFallbacksArrived() const {
 bool ReloadSession::FallbackCallReady() const {
   const std::lock_guard lock(mutex_);
   if (state_ != SessionState::kActive || collection_ == nullptr || call_taken_) return false;
-  return AllFallbacksArrived();
+  return AllFallbacksArrived() && (staging_ == nullptr || staging_->HasRoomForCall());
 }
 
 bool ReloadSession::NeedsFallbackCall() const {

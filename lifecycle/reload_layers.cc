@@ -43,10 +43,25 @@ absl::Status ReloadSession::LayersDone(std::int32_t group) {
   return absl::OkStatus();
 }
 
-absl::Status ReloadSession::LayersOverwrite() {
+absl::Status ReloadSession::LayersOverwrite(std::vector<LiveTarget> kernel) {
   const std::lock_guard lock(mutex_);
+  if (state_ != SessionState::kActive || staging_ == nullptr) {
+    return absl::FailedPreconditionError("the reload ended before its layers were processed");
+  }
   layers_overwrote_ = true;
+  overwritten_.insert(overwritten_.end(), kernel.begin(), kernel.end());
   return absl::OkStatus();
+}
+
+std::vector<TargetBytes> ReloadSession::ZeroedBytes() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<TargetBytes> zeroed;
+  if (staging_ == nullptr) return zeroed;
+  const std::vector<TargetTensor> unknown = staging_->TakenUnknown();
+  for (TargetBytes& target : Written(/*live_only=*/false).PerTarget(unknown)) {
+    if (target.nbytes < target.total_nbytes) zeroed.push_back(std::move(target));
+  }
+  return zeroed;
 }
 
 absl::StatusOr<std::vector<ReadyLayers>> ReloadSession::OpenLayersForCall() {

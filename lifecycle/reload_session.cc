@@ -223,6 +223,7 @@ void ReloadSession::Clear() {
   open_.clear();
   landed_.clear();
   arrived_.clear();
+  overwritten_.clear();
   reported_.clear();
   trusted_.clear();
   error_.clear();

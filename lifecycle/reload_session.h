@@ -68,9 +68,8 @@ class LOADPLAN_API ReloadSession {
   absl::Status BeginParts(std::string_view name, at::IntArrayRef shape, at::ScalarType dtype);
   // `held`: `to` are bytes of the row-major checkpoint tensor, `from` bytes of `from`.
   absl::Status DeliverPart(std::string_view name, const StridedMap& held, const ByteSide& from);
-  // Where the bytes go, as they are and nowhere else; nullopt where it is not that simple, or where
-  // the update is atomic. Whoever gets a place holds its tensor while it writes there, and says
-  // when it has, or fails the session.
+  // Where the bytes go as they are, or nullopt: it is not that simple, or the update is atomic. Who
+  // gets a place holds its tensor, and says when it has written.
   absl::StatusOr<std::optional<ByteSide>> InPlace(std::string_view name, ByteRange bytes);
   absl::Status DeliveredInPlace(std::string_view name, ByteRange bytes);
   absl::Status CompleteParts(std::string_view name);
@@ -79,7 +78,6 @@ class LOADPLAN_API ReloadSession {
 
   // An engine has written the name through its destinations.
   absl::Status ReportDelivered(std::string_view name);
-
   // A bucket in two steps: its fallback names, so that their call can fail before other names
   // land, and those other names.
   absl::Status DeliverFallbacks(std::span<const std::string> names,
@@ -87,7 +85,8 @@ class LOADPLAN_API ReloadSession {
   absl::Status DeliverPlanned(std::span<const std::string> names,
                               std::span<const at::Tensor> tensors);
 
-  // Whether every fallback name has arrived and their call has not been made.
+  // Whether every fallback name has arrived, their call has not been made, and what it may write
+  // can be staged.
   bool FallbackCallReady() const;
   // The same for some of them.
   bool NeedsFallbackCall() const;
@@ -101,13 +100,16 @@ class LOADPLAN_API ReloadSession {
   absl::Status FallbackCallDone(const std::string& error, std::vector<TargetRegion> written,
                                 std::span<const LiveTarget> current);
 
-  // Destinations of `plan` were handed out: an atomic update keeps what lies there.
+  // Destinations were handed out: an atomic update keeps what lies there.
   absl::Status HandOut(std::shared_ptr<const BoundPlan> plan);
   // Before a hook of the host changes targets at will: an atomic update keeps all of them.
   absl::Status BeforeHook(std::span<const LiveTarget> current);
-  // A hook raised, in whatever state: the session fails, with every byte of `current` undefined.
-  // Returns the error.
-  absl::Status HookFailed(const std::string& error, std::span<const LiveTarget> current);
+  // A hook raised, in whatever state: the session fails, with every byte of `current` undefined. A
+  // later update has to write what this one's plan, or else `known`, writes. Returns the error.
+  absl::Status HookFailed(const std::string& error, std::span<const LiveTarget> current,
+                          std::shared_ptr<const BoundPlan> known = nullptr);
+  // After a failure: layers that a hook put in load format and that stay so.
+  void LeftInLoadFormat(std::span<const LiveTarget> targets);
 
   // Layerwise updates; see lifecycle/layer_staging.h. Between Start and Begin: the targets on meta
   // that the update stages.
@@ -116,9 +118,11 @@ class LOADPLAN_API ReloadSession {
   // there are none. LayersDone before the next ones are taken. Errors fail the session.
   absl::StatusOr<std::optional<ReadyLayers>> TakeReadyLayers(bool finishing);
   absl::Status LayersDone(std::int32_t group);
-  // Before results of post-processing are copied into live tensors.
-  absl::Status LayersOverwrite();
-  // Layers that the call with the fallback names may write, before it is made.
+  // Before post-processing of a layer, which may write its tensors in kernel format.
+  absl::Status LayersOverwrite(std::vector<LiveTarget> kernel);
+  // After PrepareFinish: bytes of processed layers that no name wrote nor the spec knew: zeroed.
+  std::vector<TargetBytes> ZeroedBytes() const;
+  // Layers that the fallback call may write, before it is made.
   absl::StatusOr<std::vector<ReadyLayers>> OpenLayersForCall();
   // After it: names of targets that it touched.
   void LayersCalled(std::span<const std::string> met);
@@ -161,8 +165,7 @@ class LOADPLAN_API ReloadSession {
   }
   bool AllFallbacksArrived() const;
   const std::string& NameOf(std::int32_t entry) const;
-  // A declared name that has not arrived; InvalidArgument else.
-  absl::StatusOr<std::int32_t> FindArriving(std::string_view name) const;
+  absl::StatusOr<std::int32_t> FindArriving(std::string_view name) const;  // has not arrived yet
   absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);
   absl::Status KeepFallback(std::int32_t entry, const at::Tensor& tensor);
@@ -171,8 +174,7 @@ class LOADPLAN_API ReloadSession {
   absl::Status AddDestinations(std::shared_ptr<const BoundPlan> plan);
   absl::Status KeepDestinations(const BoundPlan& plan);
   absl::Status KeepForFallbackCall();
-  // A name that came in as an argument of a call about parts.
-  absl::StatusOr<std::int32_t> OpenEntry(std::string_view name);
+  absl::StatusOr<std::int32_t> OpenEntry(std::string_view name);  // one that arrives in parts
   // Before a byte of an open entry changes a live one.
   absl::Status EnsureWritable();
   absl::Status FailInPart(const absl::Status& status, std::int32_t entry);
@@ -188,22 +190,21 @@ class LOADPLAN_API ReloadSession {
   bool WroteLocked() const;
   // Bytes that the update has written; without `live_only` staged ones too.
   WrittenBytes Written(bool live_only) const;
-  // Bytes of `plan` that an engine which never reports may have written.
+  void AddPlanned(WrittenBytes& written, bool of_processed_layers) const;
+  // What an engine that never reports may have written.
   static WrittenBytes OfDestinations(const BoundPlan& plan);
   // Names of `among` (null: all) that count as arrived because an engine could have written them.
   Names Trusted(const std::optional<Names>& among) const;
   bool IsStaged(StorageId storage) const {
     return staging_ != nullptr && staging_->Stages(storage);
   }
-  // Names of the update that have landed; fallback names after their call.
-  Names Landed() const;
+  Names Landed() const;  // fallback names after their call
   // The session has failed with `status`; returns it with what landed and what became of the
   // bytes. `whole`: every byte of these is undefined.
   absl::Status Fail(absl::Status status, std::span<const LiveTarget> whole = {});
   absl::Status FailDamaged(absl::Status status, std::span<const LiveTarget> whole);
   absl::Status PutBack();
   void EndUnchanged(std::string error);
-  // The state is failed, with the bytes that may have been written, and nothing is held any more.
   void EnterFailed(std::string error, std::span<const LiveTarget> whole);
   void MarkUndefined(std::span<const LiveTarget> whole);
   void Enter(SessionState state);
@@ -219,8 +220,7 @@ class LOADPLAN_API ReloadSession {
   // The update in progress (or the failed one).
   std::vector<std::string> required_;
   std::unique_ptr<UndoLog> undo_;  // null where the update is not atomic
-  // An engine may write through the destinations that these gave.
-  std::vector<std::shared_ptr<const BoundPlan>> destinations_;
+  std::vector<std::shared_ptr<const BoundPlan>> destinations_;  // that gave some
   std::shared_ptr<const BoundPlan> plan_;
   std::optional<StagingSpec> staging_spec_;
   std::unique_ptr<LayerStaging> staging_;  // null in direct mode
@@ -237,7 +237,8 @@ class LOADPLAN_API ReloadSession {
   bool call_done_ = false;   // it returned
   bool prepared_ = false;
   bool completed_ = false;
-  bool layers_overwrote_ = false;  // results of post-processing lie in live tensors
+  bool layers_overwrote_ = false;        // post-processing may have written live tensors
+  std::vector<LiveTarget> overwritten_;  // these
   bool failed_after_write_ = false;
   std::vector<TargetRegion> call_written_;
   Index call_nbytes_ = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
@@ -28,6 +29,7 @@ Index UntouchedOf(const std::vector<StridedLayout>& layouts,
 
 void UndefinedBytes::Clear() {
   regions_.clear();
+  told_.clear();
   per_target_.clear();
 }
 
@@ -49,10 +51,29 @@ void UndefinedBytes::Add(std::span<const TargetTensor> targets, const WrittenByt
     if (found == regions_.end()) continue;
     for (const StridedLayout& region : found->second) all.Add(storage, region);
   }
-  per_target_.clear();
-  for (TargetBytes& target : all.PerTarget(targets)) {
-    if (target.nbytes > 0) per_target_.push_back(std::move(target));
+  Tell(all.PerTarget(targets));
+}
+
+void UndefinedBytes::AddTold(std::span<const LiveTarget> tensors, bool is_readable) {
+  for (const auto& [name, tensor] : tensors) {
+    if (!tensor.has_storage() || tensor.is_meta() || tensor.numel() == 0) continue;
+    // Padding around the tensor, too.
+    const auto all = static_cast<Index>(tensor.storage().nbytes());
+    // Fewer bytes than elements where a tensor repeats itself (`expand`).
+    const Index nbytes = std::min(static_cast<Index>(tensor.nbytes()), all);
+    const auto [found, is_new] =
+        told_.try_emplace(name, Told{{name, nbytes, nbytes, {{0, all}}}, is_readable});
+    if (!is_new) found->second.is_readable = found->second.is_readable && is_readable;
   }
+  Tell(std::exchange(per_target_, {}));
+}
+
+void UndefinedBytes::Tell(std::vector<TargetBytes> loaded) {
+  std::erase_if(loaded, [&](const TargetBytes& target) {
+    return target.nbytes == 0 || told_.contains(target.name);
+  });
+  per_target_ = std::move(loaded);
+  for (const auto& [name, told] : told_) per_target_.push_back(told.bytes);
   std::ranges::sort(per_target_, {}, &TargetBytes::name);
 }
 
@@ -72,20 +93,22 @@ absl::Status UndefinedBytes::CheckCovered(std::span<const TargetTensor> targets,
 }
 
 absl::Status UndefinedBytes::CheckNotRead(const LoadPlan& plan) const {
-  if (regions_.empty()) return absl::OkStatus();
+  if (empty()) return absl::OkStatus();
   const auto names = NamesOf(plan.targets());
   absl::Status status;
   const auto check = [&](const WriteItem& item) {
     if (item.origin.kind != OriginKind::kLiveBefore || !status.ok()) return;
     const std::string& name = names.at(item.origin.index);
     const auto found = regions_.find(name);
-    if (found == regions_.end()) return;
     const ByteRange span = item.map.FromSpan();
     const StridedLayout read =
         StridedLayout::Unchecked(span.start, {std::max<Index>(span.nbytes(), 0)}, {1}, 1);
-    const bool meets = std::ranges::any_of(
-        found->second, [&](const StridedLayout& region) { return MayShareBytes(region, read); });
-    if (!meets) return;
+    const bool meets = found != regions_.end() &&
+                       std::ranges::any_of(found->second, [&](const StridedLayout& region) {
+                         return MayShareBytes(region, read);
+                       });
+    const auto told = told_.find(name);
+    if (!meets && (told == told_.end() || told->second.is_readable)) return;
     status = absl::FailedPreconditionError(
         absl::StrCat("this plan computes from the bytes that `", name,
                      "` held before, which a failed update left undefined; load the model anew"));

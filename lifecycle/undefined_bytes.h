@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "backend/target_set.h"
 #include "lifecycle/written_bytes.h"
 #include "plan/load_plan.h"
 
@@ -17,10 +18,14 @@ namespace loadplan {
 // asked whether it makes them good.
 class UndefinedBytes {
  public:
-  bool empty() const { return regions_.empty(); }
+  bool empty() const { return regions_.empty() && told_.empty(); }
   void Clear();
   // What a failed update has written, or may have: storages are those of `targets`.
   void Add(std::span<const TargetTensor> targets, const WrittenBytes& written);
+  // Tensors that a hook may have written. They are told, and not asked of a plan: it may not write
+  // all of them (a buffer), or knows the load format of their layers only; hooks run again.
+  // `is_readable`: their bytes are old ones in load format, from which a plan may compute.
+  void AddTold(std::span<const LiveTarget> tensors, bool is_readable = false);
 
   // Sorted by name; each has some bytes.
   const std::vector<TargetBytes>& targets() const { return per_target_; }
@@ -33,7 +38,14 @@ class UndefinedBytes {
   absl::Status CheckNotRead(const LoadPlan& plan) const;
 
  private:
+  void Tell(std::vector<TargetBytes> loaded);
+
   std::map<std::string, std::vector<StridedLayout>> regions_;
+  struct Told {
+    TargetBytes bytes;
+    bool is_readable = false;
+  };
+  std::map<std::string, Told> told_;
   std::vector<TargetBytes> per_target_;
 };
 

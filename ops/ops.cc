@@ -237,7 +237,18 @@ class SessionClass : public torch::CustomClassHolder {
     return ready.has_value() ? EncodeReady(*std::move(ready)) : Ready{-1, {}, {}, {}};
   }
   void layers_done(int64_t group) { Raise(session_.LayersDone(static_cast<std::int32_t>(group))); }
-  void layers_overwrite() { Raise(session_.LayersOverwrite()); }
+  void layers_overwrite(Strings names, Tensors tensors) {
+    Raise(session_.LayersOverwrite(LiveTargets(std::move(names), std::move(tensors))));
+  }
+  // Names, and how many bytes of each were zeroed.
+  std::tuple<Strings, Ints> zeroed_bytes() const {
+    std::tuple<Strings, Ints> zeroed;
+    for (const TargetBytes& target : session_.ZeroedBytes()) {
+      std::get<0>(zeroed).push_back(target.name);
+      std::get<1>(zeroed).push_back(target.total_nbytes - target.nbytes);
+    }
+    return zeroed;
+  }
   std::vector<Ready> open_layers_for_call() {
     std::vector<Ready> layers;
     for (ReadyLayers& item : Value(session_.OpenLayersForCall())) {
@@ -252,8 +263,13 @@ class SessionClass : public torch::CustomClassHolder {
   void before_hook(Strings names, Tensors tensors) {
     Raise(session_.BeforeHook(LiveTargets(std::move(names), std::move(tensors))));
   }
-  void hook_failed(const std::string& error, Strings names, Tensors tensors) {
-    Raise(session_.HookFailed(error, LiveTargets(std::move(names), std::move(tensors))));
+  void hook_failed(const std::string& error, Strings names, Tensors tensors,
+                   const std::optional<Plan>& known) {
+    Raise(session_.HookFailed(error, LiveTargets(std::move(names), std::move(tensors)),
+                              known.has_value() ? (*known)->bound() : nullptr));
+  }
+  void left_in_load_format(Strings names, Tensors tensors) {
+    session_.LeftInLoadFormat(LiveTargets(std::move(names), std::move(tensors)));
   }
   bool may_have_written() const { return session_.MayHaveWritten(); }
   void prepare_finish(const std::optional<Strings>& partial, Strings names, Tensors tensors) {
@@ -387,6 +403,7 @@ void DefineClasses(torch::Library& library) {
       .def("take_ready_layers", &SessionClass::take_ready_layers)
       .def("layers_done", &SessionClass::layers_done)
       .def("layers_overwrite", &SessionClass::layers_overwrite)
+      .def("zeroed_bytes", &SessionClass::zeroed_bytes)
       .def("open_layers_for_call", &SessionClass::open_layers_for_call)
       .def("layers_called", &SessionClass::layers_called)
       .def("fail", &SessionClass::fail)
@@ -397,6 +414,7 @@ void DefineClasses(torch::Library& library) {
       .def("fallback_call_done", &SessionClass::fallback_call_done)
       .def("before_hook", &SessionClass::before_hook)
       .def("hook_failed", &SessionClass::hook_failed)
+      .def("left_in_load_format", &SessionClass::left_in_load_format)
       .def("may_have_written", &SessionClass::may_have_written)
       .def("prepare_finish", &SessionClass::prepare_finish)
       .def("complete", &SessionClass::complete)

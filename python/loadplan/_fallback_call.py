@@ -31,7 +31,7 @@ def call_loader(session: Session) -> None:
         if violation:
             raise RuntimeError(violation)
     except BaseException as error:
-        places.put_back(targets)
+        places.put_back()
         try:
             handle.fallback_call_done(
                 f"{type(error).__name__}: {error}", watch, *mode.lists(targets)
@@ -44,5 +44,5 @@ def call_loader(session: Session) -> None:
     try:
         handle.fallback_call_done("", watch, *mode.lists(targets))
     except RuntimeError:
-        places.put_back(targets)
+        places.put_back()
         raise

@@ -49,6 +49,9 @@ class Mode(Protocol):
     def finish(self, targets: Targets) -> None:
         """Puts the kernel format in place.  The session is idle again."""
 
+    def left(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
+        """Targets that a failed reload leaves in load format."""
+
     def abort(self, targets: Targets, outcome: str) -> None:
         """The reload was given up or has failed.
 
@@ -65,6 +68,8 @@ def make_mode(
     max_staging_bytes: int | None = None,
 ) -> Mode:
     """``before``: the mode of the last reload of the same model."""
+    if max_staging_bytes is not None and max_staging_bytes < 0:
+        raise ValueError(f"`max_staging_bytes` is {max_staging_bytes}; expected a number of bytes")
     if name == "layerwise":
         return Layerwise(defer_processing=defer_processing, max_staging_bytes=max_staging_bytes)
     if defer_processing or max_staging_bytes is not None:

@@ -2,31 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .targets import Targets
 
 
+class LayerPlaces:
+    """The tensors of one layer, or of a mapping: which they are, their memory and geometry."""
+
+    def __init__(self, layer: nn.Module | Mapping[str, Tensor]) -> None:
+        self._layer = layer
+        named: dict[str, Any]
+        if isinstance(layer, nn.Module):
+            self._slots: list[tuple[Any, dict[str, Any]]] = [
+                (layer._parameters, dict(layer._parameters)),
+                (layer._buffers, dict(layer._buffers)),
+            ]
+            self._non_persistent = set(layer._non_persistent_buffers_set)
+            named = {**layer._parameters, **layer._buffers}
+        else:
+            named = dict(layer)
+            self._slots = [(layer, named)] if isinstance(layer, MutableMapping) else []
+        # A tensor that wraps others has no memory of its own.
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            self._aliases = [
+                (tensor, tensor.detach())
+                for tensor in named.values()
+                if tensor is not None and not is_traceable_wrapper_subclass(tensor)
+            ]
+
+    def put_back(self) -> None:
+        """The same tensors stand under the same names, with their old memory and geometry."""
+        for slot, held in self._slots:
+            if slot.keys() != held.keys() or any(slot[k] is not v for k, v in held.items()):
+                slot.clear()
+                slot.update(held)
+        if isinstance(self._layer, nn.Module):
+            self._layer._non_persistent_buffers_set = set(self._non_persistent)
+        for tensor, alias in self._aliases:
+            if not _is_same(tensor, alias):
+                with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                    tensor.data = alias
+
+
 class Places:
-    """Aliases of all targets: their memory and geometry, without the objects of the model."""
+    """Those of all targets.  Leads to the model: keep it there, or no longer than a call."""
 
     def __init__(self, targets: Targets) -> None:
-        # A tensor that wraps others has no memory of its own.
+        self._layers = [LayerPlaces(layer) for layer in targets.layers()]
         self._aliases = {
             name: tensor
             for name, tensor in zip(*targets.lists(), strict=True)
             if not is_traceable_wrapper_subclass(tensor)
         }
 
-    def put_back(self, targets: Targets) -> None:
-        """Every target has its old memory and geometry again; a replaced parameter stays one."""
-        for name, tensor in targets.named().items():
-            alias = self._aliases.get(name)
-            if alias is not None and not _is_same(tensor, alias):
-                with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                    tensor.data = alias
+    def __reduce__(self) -> tuple[Any, tuple[()]]:
+        return type(None), ()  # a copied model has an update of its own
+
+    def put_back(self) -> None:
+        for layer in self._layers:
+            layer.put_back()
 
     def keep(self, targets: Targets) -> None:
         """Brings bytes that lie in new memory (`param.data = w`) back to the old place."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from ._library import classes
 from ._modes import Mode, make_mode
@@ -14,42 +18,102 @@ from .targets import Model, Targets, as_targets
 if TYPE_CHECKING:
     from .plan import LoadPlan
 
+# Where the places of the targets of an atomic update lie on their model, which they lead to.
+_PLACES = "_loadplan_places"
+
 
 class Session:
-    """The library's session of a model.  Holds the model weakly."""
+    """The library's session of a model.  Holds the model weakly.
 
-    def __init__(self, model: Model) -> None:
+    A module has one session, whichever `Targets` stand for it: those of `start_reload` give the
+    hooks and the loader of an update.
+    """
+
+    def __init__(self, owner: Any) -> None:
         self.handle: Any = classes.ReloadSession()
         self.mode: Mode = make_mode("direct")
-        # Of an atomic update that is active; None in any other state.
-        self.places: Places | None = None
-        self._model = weakref.ref(model)
+        self._owner = weakref.ref(owner)
+        self._started: weakref.ref[Any] | None = None
         self._known: LoadPlan | None = None
         # Plans that gave destinations: an engine may write through them in any update.
         self._gave: weakref.WeakSet[LoadPlan] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._thread = 0  # which holds it
+        self._call = ""
+
+    @contextmanager
+    def entered(self, call: str) -> Iterator[None]:
+        """One step at a time.  A hook or a loader that runs in a step must not take another."""
+        if self._thread == threading.get_ident():
+            raise RuntimeError(
+                f"`{call}` was called while `{self._call}` runs the hooks or the loader of this "
+                "update; call it after that"
+            )
+        with self._lock:
+            self._thread, self._call = threading.get_ident(), call
+            try:
+                yield
+            finally:
+                self._thread = 0
+
+    def start(self, model: Model, mode: Mode, *options: Any) -> None:
+        self.handle.start(*options, [plan._handle for plan in self._gave])
+        self.mode = mode
+        self._started = weakref.ref(model)
+
+    def keep_places(self, targets: Targets) -> None:
+        """Of an atomic update, until it ends."""
+        vars(self._owner())[_PLACES] = Places(targets)
+
+    def finished(self) -> None:
+        self._started = None
+        vars(self._owner()).pop(_PLACES, None)
 
     def settle(self) -> None:
         """After an error or an abort: where that ended the reload, the mode ends as well."""
-        if self.state == "active":
+        owner = self._owner()
+        if self.state == "active" or owner is None:
             return
-        places, self.places = self.places, None
-        targets = self.targets
+        started = self._started() if self._started is not None else None
+        targets = as_targets(owner if started is None else started)
+        places = vars(owner).get(_PLACES)
+        self.finished()
         written = self.handle.may_have_written()
         if places is not None and not written:
             self.mode.abort(targets, "put back")
-            places.put_back(targets)
+            places.put_back()
             return
         try:
             self.mode.abort(targets, "undefined" if written else "untouched")
         except Exception as error:
-            self.handle.hook_failed(str(error), *targets.lists())
+            self.hook_failed(str(error), targets)
+        finally:
+            self.handle.left_in_load_format(*self.mode.left(targets))
+
+    def hook_failed(self, text: str, targets: Targets) -> None:
+        known = self._known._handle if self._known is not None else None
+        self.handle.hook_failed(text, *targets.lists(), known)
+
+    def forget(self) -> None:
+        """Every byte and layout is as before the reload: so is the session."""
+        self.handle = classes.ReloadSession()
+        self.mode = make_mode("direct")
+        self.finished()
 
     @property
     def targets(self) -> Targets:
-        model = self._model()
-        if model is None:
+        owner = self._owner()
+        if owner is None:
             raise RuntimeError("the model of this reload no longer exists")
-        return as_targets(model)
+        if self._started is None:
+            return as_targets(owner)
+        started = self._started()
+        if started is None:
+            raise RuntimeError(
+                "the `Targets` with which this reload was started no longer exist, nor do their "
+                "hooks; keep them until it has ended"
+            )
+        return as_targets(started)
 
     @property
     def state(self) -> str:
@@ -59,16 +123,13 @@ class Session:
         """An engine that writes through destinations finishes without naming the plan again."""
         self._known = plan
 
-    def gave_destinations(self, plan: LoadPlan) -> None:
-        self._gave.add(plan)
-        self.handle.hand_out(plan._handle)
-
-    def destinations(self) -> list[Any]:
-        return [plan._handle for plan in self._gave]
-
     @property
     def known(self) -> LoadPlan | None:
         return self._known
+
+    def gave_destinations(self, plan: LoadPlan) -> None:
+        self._gave.add(plan)
+        self.handle.hand_out(plan._handle)
 
     def begin_known(self) -> None:
         """For an update in which nothing named a plan: the last one is meant."""
@@ -95,9 +156,11 @@ _sessions: MutableMapping[Any, Session] = weakref.WeakKeyDictionary()
 
 
 def session_of(model: Model, *, create: bool = False) -> Session:
-    session = _sessions.get(model)
+    targets = model.targets if isinstance(model, Targets) else None
+    owner = targets if isinstance(targets, nn.Module) else model
+    session = _sessions.get(owner)
     if session is None:
-        session = Session(model)
+        session = Session(owner)
         if create:
-            _sessions[model] = session
+            session = _sessions.setdefault(owner, session)
     return session

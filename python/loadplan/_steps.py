@@ -12,38 +12,42 @@ from ._sessions import Session
 
 
 @contextmanager
-def settling(session: Session) -> Iterator[None]:
-    """An error may end the reload: then its mode ends as well."""
-    try:
-        yield
-    except BaseException:
-        session.settle()
-        raise
+def step(session: Session, call: str) -> Iterator[None]:
+    """A step of the public function ``call``.  An error may end the reload: then its mode ends.
+
+    Other threads wait for the step's end.
+    """
+    with session.entered(call):
+        try:
+            yield
+        except BaseException:
+            session.settle()
+            raise
 
 
 def fail(session: Session, error: BaseException) -> NoReturn:
     """What a mode raised fails the session, unless the library has failed it before."""
+    cause = error.__cause__ if isinstance(error, HookError) else error
     if session.state == "active":
         text = str(error) if isinstance(error, HookError) else f"{type(error).__name__}: {error}"
         try:
-            session.handle.hook_failed(text, *session.targets.lists())
+            session.hook_failed(text, session.targets)
         except RuntimeError as failure:
-            if isinstance(error, Exception):
+            if isinstance(cause, Exception):
                 raise failure from error
-    raise error
+    # An interrupt stays one.
+    raise error if cause is None or isinstance(cause, Exception) else cause
 
 
-def run_hooks(session: Session, step: Callable[[], None]) -> None:
-    with settling(session):
-        try:
-            step()
-        except BaseException as error:
-            fail(session, error)
+def run_hooks(session: Session, hooks: Callable[[], None]) -> None:
+    try:
+        hooks()
+    except BaseException as error:
+        fail(session, error)
 
 
 def landed(session: Session) -> None:
     """Names have come by another way than `load_planned`: what waited for them last follows."""
-    with settling(session):
-        if session.handle.fallback_call_ready():
-            call_loader(session)
+    if session.handle.fallback_call_ready():
+        call_loader(session)
     run_hooks(session, lambda: session.mode.landed(session.targets, session.handle))

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ._library import CODE_OF, DTYPE_OF
 from ._sessions import session_of
+from ._steps import step
 from .plan import LoadPlan
 from .reload import load_planned
 from .targets import Model
@@ -51,7 +52,8 @@ def broadcast_weights(
     problem: Exception | None = None
     received = 0
     try:
-        session_of(model).begin(plan)
+        with step(session_of(model), "broadcast_weights"):
+            session_of(model).begin(plan)
     except Exception as error:
         problem = error
     try:
@@ -64,14 +66,20 @@ def broadcast_weights(
             except Exception as error:  # buckets go on coming; the others are told at the end
                 problem = error
     except RuntimeError as failure:
-        session_of(model).handle.fail(str(failure))
+        _fail(model, failure)
     try:
         wire.compare("" if problem is None else f"{type(problem).__name__}: {problem}")
     except RuntimeError as failure:
         if problem is not None:
             raise problem from None
-        session_of(model).handle.fail(str(failure))
+        _fail(model, failure)
     return received
+
+
+def _fail(model: Model, failure: RuntimeError) -> None:
+    session = session_of(model)
+    with step(session, "broadcast_weights"):
+        session.handle.fail(str(failure))
 
 
 def _send(wire: _Wire, weights: Iterable[tuple[str, Tensor]], bucket_nbytes: int) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ._library import CODE_OF
 from ._sessions import session_of
-from ._steps import landed, run_hooks, settling
+from ._steps import landed, run_hooks, step
 from .metadata import StrPath, existing_paths
 from .plan import LoadPlan
 from .targets import Model
@@ -78,11 +78,11 @@ def load_files(
         raise ValueError(f"undeclared={undeclared!r}; expected 'error' or 'skip'")
     session = session_of(model)
     files = existing_paths(paths)
-    session.begin(plan)
     gap = -1 if gap_bytes is None else gap_bytes
     options = [threads or 0, int(direct), max_staging_bytes, gap, int(undeclared == "skip")]
-    mode, handle, targets = session.mode, session.handle, session.targets
-    with settling(session):
+    with step(session, "load_files"):
+        session.begin(plan)
+        mode, handle, targets = session.mode, session.handle, session.targets
         load = handle.load_files(plan._handle, files, options)
         try:
             with _watching(progress) as report:
@@ -183,8 +183,8 @@ def load_bucket(
     rows = [_item((row[0], *row[1]) if isinstance(metas, Mapping) else row) for row in items]
     if not isinstance(buffer, Tensor):
         raise TypeError(f"the buffer is {type(buffer).__name__}; expected a tensor")
-    session.begin(plan)
-    with settling(session):
+    with step(session, "load_bucket"):
+        session.begin(plan)
         session.handle.load_bucket(
             buffer,
             [row.name for row in rows],

@@ -159,12 +159,11 @@ class LoadPlan:
             raise RuntimeError(
                 f"`{name}` was reported as delivered, but the model of this plan no longer exists"
             )
-        try:
+        from ._steps import step
+
+        with step(session, "delivered"):
             session.begin(self)
             session.handle.report_delivered(name)
-        except (RuntimeError, ValueError):
-            session.settle()
-            raise
 
     def report(self) -> str:
         """Counts, bytes and reasons, for people."""
@@ -327,9 +326,17 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
     if overlaps not in OVERLAPS:
         raise ValueError(f"overlaps is {overlaps!r}; expected one of {', '.join(OVERLAPS)}")
     check_plannable(model)
+    session = session_of(model, create=True)
+    with session.entered("plan_loads"):
+        plan = _plan(model, session, metas, overlaps)
+        session.know(plan)
+        return plan
+
+
+def _plan(model: Model, session: Session, metas: Source, overlaps: str) -> LoadPlan:
     targets = as_targets(model)
     if isinstance(model, nn.Module) or targets.restore is not None:
-        session_of(model).handle.check_plan()
+        session.handle.check_plan()
     declared = metadata(metas)
     start = time.perf_counter()
     tracer = make_tracer(targets, declared)
@@ -351,7 +358,4 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
             break
         fallbacks += joined
     seconds = time.perf_counter() - start
-    session = session_of(model, create=True)
-    plan = LoadPlan(handle, declared, placement_of(targets), session, seconds, rebound)
-    session.know(plan)
-    return plan
+    return LoadPlan(handle, declared, placement_of(targets), session, seconds, rebound)

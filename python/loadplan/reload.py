@@ -12,9 +12,8 @@ from torch import Tensor
 from ._direct import HookError
 from ._fallback_call import call_loader
 from ._modes import make_mode
-from ._places import Places
 from ._sessions import session_of
-from ._steps import fail, run_hooks, settling
+from ._steps import fail, landed, run_hooks, step
 from .plan import LoadPlan, reload_mode
 from .targets import Model, as_targets
 
@@ -100,26 +99,27 @@ def start_reload(
         raise TypeError(f"`required` is the string {required!r}; expected a list of patterns")
     targets = as_targets(model)
     session = session_of(model, create=True)
-    chosen = make_mode(
-        reload_mode(mode),
-        session.mode,
-        defer_processing=defer_processing,
-        max_staging_bytes=max_staging_bytes,
-    )
-    patterns = [*targets.required, *required]
-    session.handle.start(patterns, atomic, _undo_memory(), tempfile.gettempdir(), session.destinations())
-    session.mode = chosen
-    session.places = Places(targets) if atomic else None
-    with settling(session):
-        if atomic:
-            session.handle.before_hook(*chosen.kept(targets))
+    memory = _undo_memory()
+    with step(session, "start_reload"):
+        chosen = make_mode(
+            reload_mode(mode),
+            session.mode,
+            defer_processing=defer_processing,
+            max_staging_bytes=max_staging_bytes,
+        )
+        patterns = [*targets.required, *required]
+        session.start(model, chosen, patterns, atomic, memory, tempfile.gettempdir())
         try:
+            if atomic:
+                session.keep_places(targets)
+                session.handle.before_hook(*chosen.kept(targets))
             chosen.start(targets, session.handle)
         except HookError as error:
             fail(session, error)
         except BaseException:
             # The mode refuses these targets.
-            session.handle.abort()
+            if session.state == "active":
+                session.handle.abort()
             raise
 
 
@@ -140,33 +140,32 @@ def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tens
     can say fails before other names have landed.
     """
     session = session_of(model)
-    mode, handle, targets = session.mode, session.handle, session.targets
-
-    def landed() -> None:
-        run_hooks(session, lambda: mode.landed(targets, handle))
-
-    with settling(session):
+    call = "load_planned"
+    with step(session, call):
         session.begin(plan)
-        if isinstance(weights, Collection) and not mode.per_name:
-            names: list[str] = []
-            tensors: list[Tensor] = []
-            for name, tensor in weights:
-                _check_item(name, tensor)
-                names.append(name)
-                tensors.append(tensor)
+    mode, handle, targets = session.mode, session.handle, session.targets
+    if isinstance(weights, Collection) and not mode.per_name:
+        names: list[str] = []
+        tensors: list[Tensor] = []
+        for name, tensor in weights:
+            _check_item(name, tensor)
+            names.append(name)
+            tensors.append(tensor)
+        with step(session, call):
             handle.deliver_fallbacks(names, tensors)
             if handle.fallback_call_ready():
                 call_loader(session)
             handle.deliver_planned(names, tensors)
-        else:
-            for name, tensor in weights:
-                _check_item(name, tensor)
+    else:
+        for name, tensor in weights:
+            _check_item(name, tensor)
+            # Not around the sender, which may wait for another thread.
+            with step(session, call):
                 handle.deliver(name, tensor)
                 if mode.per_name:
-                    landed()
-            if handle.fallback_call_ready():
-                call_loader(session)
-    landed()
+                    run_hooks(session, lambda: mode.landed(targets, handle))
+    with step(session, call):
+        landed(session)
 
 
 def _check_item(name: object, tensor: object) -> None:
@@ -182,21 +181,22 @@ def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Rece
     Raises, with the reload still active, when something planned did not arrive.  ``partial`` lists
     the names of a selective update.
     """
+    if isinstance(partial, str):
+        raise TypeError(f"`partial` is the string {partial!r}; expected a list of names")
+    listed = None if partial is None else list(partial)
     session = session_of(model)
-    mode, handle, targets = session.mode, session.handle, session.targets
-    with settling(session):
+    with step(session, "finish_reload"):
+        mode, handle, targets = session.mode, session.handle, session.targets
         if session.known is not None and session.state == "active":
             session.begin_known()
-        listed = None if partial is None else list(partial)
         handle.prepare_finish(listed, *mode.lists(targets))
         if handle.needs_fallback_call():
             call_loader(session)
-    run_hooks(session, lambda: mode.complete(targets, handle, partial is not None))
-    with settling(session):
+        run_hooks(session, lambda: mode.complete(targets, handle, partial is not None))
         handle.complete()
-    run_hooks(session, lambda: mode.finish(targets))
-    names, nbytes, seconds, covered, numbers, staged, held = handle.finish()
-    session.places = None
+        run_hooks(session, lambda: mode.finish(targets))
+        names, nbytes, seconds, covered, numbers, staged, held = handle.finish()
+        session.finished()
     coverage = map(Coverage, numbers[::2], numbers[1::2])
     by_target = dict(zip(covered, coverage, strict=True))
     return Receipt(tuple(names), nbytes, seconds, by_target, staged, held)
@@ -209,8 +209,9 @@ def abort_reload(model: Model) -> None:
     bytes; else it has failed.
     """
     session = session_of(model)
-    session.handle.abort()
-    session.settle()
+    with step(session, "abort_reload"):
+        session.handle.abort()
+        session.settle()
 
 
 def state(model: Model) -> ReloadState:

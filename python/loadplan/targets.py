@@ -79,11 +79,17 @@ class Targets:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             return list(named), [tensor.detach() for tensor in named.values()]
 
-    def layers(self) -> list[Any]:
+    def is_module(self) -> bool:
+        return isinstance(self.targets, nn.Module)
+
+    def named_layers(self) -> dict[str, Any]:
         """What the hooks are called with: every layer, or the mapping."""
         if isinstance(self.targets, nn.Module):
-            return list(self.targets.modules())
-        return [self.targets]
+            return dict(self.targets.named_modules())
+        return {"": self.targets}
+
+    def layers(self) -> list[Any]:
+        return list(self.named_layers().values())
 
 
 Model: TypeAlias = "nn.Module | Targets"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._library import classes
 from ._sessions import session_of
-from ._steps import landed, settling
+from ._steps import landed, step
 from .metadata import StrPath, existing_paths
 from .plan import LoadPlan
 from .shards import Piece, Shards
@@ -32,12 +32,12 @@ def load_shards(
     declared) is found before the first write, and fails the reload.
     """
     session = session_of(model)
-    session.begin(plan)
-    if not isinstance(shards, Shards):
-        shards = Shards(shards)
-    with settling(session):
+    with step(session, "load_shards"):
+        session.begin(plan)
+        if not isinstance(shards, Shards):
+            shards = Shards(shards)
         session.handle.load_shards(plan._handle, shards._handle)
-    landed(session)
+        landed(session)
 
 
 @dataclass(frozen=True)
@@ -151,21 +151,21 @@ def exchange_shards(
         return ExchangeReceipt(*schedule._handle.update(_handle_of(shards), None, ""))
     session = session_of(model)
     problem: Exception | None = None
-    try:
-        if plan is None:
-            raise TypeError("a rank that receives gives its model and its plan")
-        session.begin(plan)
-    except Exception as error:  # the others wait for this rank: they are told
-        problem = error
-    words = "" if problem is None else f"{type(problem).__name__}: {problem}"
-    with settling(session):
+    with step(session, "exchange_shards"):
+        try:
+            if plan is None:
+                raise TypeError("a rank that receives gives its model and its plan")
+            session.begin(plan)
+        except Exception as error:  # the others wait for this rank: they are told
+            problem = error
+        words = "" if problem is None else f"{type(problem).__name__}: {problem}"
         try:
             numbers = schedule._handle.update(_handle_of(shards), session.handle, words)
         except RuntimeError:
             if problem is not None:
                 raise problem from None
             raise
-    landed(session)
+        landed(session)
     return ExchangeReceipt(*numbers)
 
 
@@ -195,18 +195,18 @@ def load_files_together(
     every name that the plans need.  Errors as in `exchange_shards`.
     """
     session = session_of(model)
-    session.begin(plan)
     exchange = classes.ShardExchange(_boxed(group), timeout, max_bytes_in_flight, bucket_nbytes)
-    try:
-        exchange.connect_files(plan._handle, existing_paths(paths))
-        sent, received, *_ = exchange.update(None, session.handle, "")
-    except (RuntimeError, ValueError) as error:
-        if session.state == "active":
-            with contextlib.suppress(RuntimeError):
-                session.handle.fail(str(error))
-        session.settle()
-        raise
-    landed(session)
+    with step(session, "load_files_together"):
+        session.begin(plan)
+        try:
+            exchange.connect_files(plan._handle, existing_paths(paths))
+            sent, received, *_ = exchange.update(None, session.handle, "")
+        except (RuntimeError, ValueError) as error:
+            if session.state == "active":
+                with contextlib.suppress(RuntimeError):
+                    session.handle.fail(str(error))
+            raise
+        landed(session)
     return SharedRead(exchange.read_nbytes(), sent, received)
 
 

@@ -10,9 +10,10 @@ from typing import IO, TypeAlias
 import torch
 from torch import Tensor
 
+from ._places import Places
 from ._sessions import session_of
 from .plan import LoadPlan, reload_mode
-from .reload import finish_reload, load_planned, start_reload
+from .reload import abort_reload, finish_reload, load_planned, start_reload
 from .targets import Model, Targets, as_targets
 
 Pairs: TypeAlias = Iterable[tuple[str, Tensor]]
@@ -53,7 +54,7 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
     if session_of(model).state != "idle":
         raise RuntimeError("`verify` needs an idle model; finish or abort the reload first")
     pairs = _repeatable(weights)
-    storages = _storages(targets)
+    storages, places = _storages(targets), Places(targets)
     with tempfile.TemporaryFile() as before, tempfile.TemporaryFile() as eager:
         _save(storages, before)
         try:
@@ -65,7 +66,14 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
             finish_reload(model)
             return tuple(_differences(storages, eager))
         finally:
+            session = session_of(model)
+            if session.state == "active":
+                abort_reload(model)
+            places.put_back()
             _put_back(storages, before)
+            # Every byte is as before: nothing is left of a session that failed.
+            if session.state != "idle":
+                session.forget()
 
 
 def _repeatable(weights: Weights) -> Callable[[], Pairs]:

@@ -137,6 +137,9 @@ TEST_P(AtomicSessionTest, AFailedModelStaysFailed) {
   ASSERT_THAT(session_.Abort(), IsOk());
   EXPECT_EQ(session_.report().state, SessionState::kFailed);
   EXPECT_TRUE(at::equal(log_.target(0), half));
+  StartAndBegin();
+  EXPECT_THAT(session_.Deliver("z", weights_[0].second),
+              StatusIs(kInvalid, HasSubstr("an earlier failure has still to be made good")));
   EXPECT_EQ(session_.report().undefined.size(), 1U);
 }
 

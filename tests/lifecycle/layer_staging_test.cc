@@ -187,6 +187,46 @@ TEST_F(LayerStagingTest, AHalfCoveredLayerIsNotWhole) {
   EXPECT_THAT(staging_->CheckWhole(), IsOk());
 }
 
+TEST_F(LayerStagingTest, ADeferredLayerIsNotLeftOut) {
+  spec_.deferred_layers = {0};
+  Make();
+  EXPECT_THAT(staging_->CheckWhole(), IsOk());
+  Send("b0", 1);
+  Send("b1", 1);
+  EXPECT_THAT(staging_->CheckWhole(),
+              StatusIs(kPrecondition, HasSubstr("the layer of `a` is processed in every update")));
+  Send("a0", 1);
+  Send("a1", 1);
+  EXPECT_THAT(staging_->CheckWhole(), IsOk());
+}
+
+TEST_F(LayerStagingTest, TellsOfWhichTakenLayersNothingIsKnown) {
+  spec_.targets[1].initial = at::full({1}, 9.0);
+  Make();
+  for (const char* name : {"a0", "a1", "b0", "b1"}) Send(name, 1);
+  EXPECT_TRUE(staging_->TakenUnknown().empty());
+  ASSERT_EQ(Take(), 0);
+  staging_->Release(0);
+  ASSERT_EQ(Take(), 1);
+  ASSERT_EQ(staging_->TakenUnknown().size(), 1U);
+  EXPECT_EQ(staging_->TakenUnknown()[0].name, "a");
+}
+
+// `c1` goes through the loader, which may write `c`.
+TEST_F(LayerStagingTest, TheCallWaitsForRoom) {
+  log_.log().input().fallbacks.emplace_back(4, "it reads a value");
+  plan_ = log_.Bind().value();
+  spec_.max_nbytes = 20;
+  Make();
+  EXPECT_TRUE(staging_->HasRoomForCall());
+  Send("a0", 1);
+  EXPECT_FALSE(staging_->HasRoomForCall());
+  Send("a1", 1);
+  ASSERT_EQ(Take(), 0);
+  staging_->Release(0);
+  EXPECT_TRUE(staging_->HasRoomForCall());
+}
+
 // `w` is staged; `b` is a buffer of the same layer, written where it is.
 class LayerWithBufferTest : public ::testing::Test {
  protected:
@@ -227,6 +267,30 @@ TEST_F(LayerWithBufferTest, WaitsForTheBufferAndSetsItsConstantsFirst) {
   staging_->Release(0);
   ASSERT_THAT(executor_->Finish(), IsOk());
   EXPECT_TRUE(at::equal(b, at::full({2, 2}, 9.0)));
+}
+
+TEST(LayerStagingReads, LiveBytesAreCopiedBeforeTheLayerIsProcessed) {
+  LiveLog log;
+  const View w = log.Target("w", {2});
+  const View from = log.Target("from", {2});
+  const View to = log.Target("to", {2});
+  log.Copy(to, from);
+  log.Copy(w, log.Source("w", {2}));
+  const auto plan = log.Bind().value();
+  const auto targets = OnMeta(log, {"w"});
+  StagingSpec spec;
+  spec.targets = {{"w", 0, at::kCPU, {}}, {"from", 0, at::kCPU, {}}, {"to", 0, at::kCPU, {}}};
+  const auto staging = LayerStaging::Create(plan->traced, targets, spec).value();
+  PlanExecutor executor(plan->traced, targets, staging.get());
+  log.target(1).fill_(5);
+  ASSERT_THAT(executor.Begin(), IsOk());
+  ASSERT_THAT(executor.Deliver(0, at::ones({2})), IsOk());
+  ASSERT_EQ(staging->TakeReady(false).value(), 0);
+  EXPECT_TRUE(at::equal(log.target(2), at::full({2}, 5.0)));
+  // Processing may change it: it is not copied again.
+  log.target(2).fill_(6);
+  ASSERT_THAT(executor.Finish(), IsOk());
+  EXPECT_TRUE(at::equal(log.target(2), at::full({2}, 6.0)));
 }
 
 TEST(LayerStagingReads, RefusesBytesOfBeforeTheUpdate) {

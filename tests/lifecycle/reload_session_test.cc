@@ -331,6 +331,31 @@ TEST_F(ReloadSessionTest, AHookThatRaisesLeavesEveryTargetUndefined) {
   EXPECT_EQ(session_.report().undefined[1].nbytes, 24);
 }
 
+TEST_F(ReloadSessionTest, AfterAHookThatRaisedTheSamePlanIsEnough) {
+  // A buffer that no plan writes: a hook may have, and no update can be asked to bring it.
+  std::vector<LiveTarget> all = log_.live();
+  all.push_back({"buffer", at::ones({5})});
+  StartAndBegin();
+  DeliverAll();
+  ASSERT_THAT(session_.PrepareFinish(partial_, log_.live()), IsOk());
+  ASSERT_THAT(session_.Complete(), IsOk());
+  ASSERT_FALSE(session_.HookFailed("the hook `process` raised", all).ok());
+  EXPECT_EQ(session_.report().undefined.size(), 3U);
+  EXPECT_EQ(session_.report().undefined[0].name, "buffer");
+  StartAndBegin();
+  DeliverAll();
+  ASSERT_THAT(Finish(), IsOk());
+  EXPECT_THAT(session_.report().undefined, IsEmpty());
+}
+
+TEST_F(ReloadSessionTest, AHookThatRaisedBeforeAPlanWasChosen) {
+  ASSERT_THAT(session_.Start({}), IsOk());
+  ASSERT_FALSE(session_.HookFailed("the hook `restore` raised", log_.live(), plan_).ok());
+  EXPECT_EQ(session_.report().undefined.size(), 2U);
+  ASSERT_THAT(session_.Start({}), IsOk());
+  EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("has to be made good")));
+}
+
 // ---------------------------------------------------------------- plans with fallbacks
 class FallbackSessionTest : public ReloadSessionTest {
  protected:

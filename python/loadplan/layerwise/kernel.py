@@ -291,13 +291,12 @@ def _copy_elements(to: Tensor, source: Tensor) -> None:
     to.copy_(source)
 
 
-def kernel_tensors(layer: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Everything with memory that stands on a layer now."""
-    kernel = Kernel.of(layer)
+def kernel_tensors(kernel: Kernel, path: str) -> Iterator[tuple[str, Tensor]]:
+    """Everything of a layer that has memory, by names that begin with that of the layer."""
     held = {name: copy for name, (_, copy) in kernel.plain.items()}
     for name, value in (*kernel.parameters.items(), *kernel.buffers.items(), *held.items()):
-        for path, tensor in _inner(value):
-            yield f"{name}{path}", tensor
+        for inner, tensor in _inner(value):
+            yield f"{path}.{name}{inner}" if path else f"{name}{inner}", tensor.detach()
 
 
 def storages_of(kernel: Kernel) -> set[int]:

@@ -56,6 +56,8 @@ class Active:
     # By `Recorded`, by id: the parameter on meta; one object for all layers that tie it.
     on_meta: dict[int, Tensor] = field(default_factory=dict)
     shared_storages: set[int] = field(default_factory=set)
+    # By `Recorded`, by id: what stands for it where nothing was loaded and nothing was there.
+    left: dict[int, Tensor] = field(default_factory=dict)
     partial: bool = False
 
 
@@ -74,9 +76,9 @@ class Layerwise:
         """Every kernel tensor, those in plain attributes included."""
         names, tensors = [], []
         for path, module in _module(targets).named_modules():
-            for name, tensor in kernel_tensors(module):
-                names.append(f"{path}.{name}")
-                tensors.append(tensor.detach())
+            for name, tensor in kernel_tensors(Kernel.of(module), path):
+                names.append(name)
+                tensors.append(tensor)
         return names, tensors
 
     def start(self, targets: Targets, handle: Any) -> None:
@@ -114,7 +116,11 @@ class Layerwise:
                 layers.append(index)
                 devices.append(str(recorded.device))
                 initials.append(recorded.initial)
-        deferred = [i for i, layer in enumerate(active.layers) if layer.deferred]
+        deferred = [
+            i
+            for i, layer in enumerate(active.layers)
+            if layer.deferred and layer.process is not None
+        ]
         bound = -1 if self.max_staging_bytes is None else self.max_staging_bytes
         handle.set_staging(names, layers, devices, initials, deferred, self.defer_processing, bound)
 
@@ -148,7 +154,7 @@ class Layerwise:
                 return
             layers = [active.layers[i] for i in indices]
             if any(layer.deferred for layer in layers):
-                _settle(active, handle)
+                _settle(active, handle, but=layers)
             _make_real(layers, names, tensors, active)
             del tensors
             for layer in sorted(layers, key=lambda layer: layer.deferred):
@@ -191,9 +197,13 @@ class Layerwise:
                 _process(layer, active, handle)
             else:
                 _leave(layer, active, handle)
+        _tell_zeroed(active, handle)
 
     def finish(self, targets: Targets) -> None:
         vars(_module(targets)).pop(ACTIVE, None)
+
+    def left(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
+        return [], []
 
     def abort(self, targets: Targets, outcome: str) -> None:
         """Puts the kernel tensors back; what was staged is lost."""
@@ -289,13 +299,15 @@ def _process(layer: Layer, active: Active, handle: Any) -> None:
         # A tensor that processing transforms is, before it, what it was at first.
         plain.update({k: t for k, t in layer.record.plain.items() if k in layer.kernel.plain})
         before = versions(layer.module, layer.kernel)
+        if layer.has_kernel:
+            # Also processing itself may write some of them.
+            items = list(kernel_tensors(layer.kernel, layer.name))
+            handle.layers_overwrite([name for name, _ in items], [tensor for _, tensor in items])
         if layer.process is not None:
             with torch.no_grad(), _default_device(layer.record.default_device):
                 layer.process()
         if layer.has_kernel:
-            copies = results(layer.module, layer.kernel, before)
-            handle.layers_overwrite()
-            copy_results(copies, active.shared_storages)
+            copy_results(results(layer.module, layer.kernel, before), active.shared_storages)
             layer.kernel.put_on(layer.module)
     except BaseException as error:
         words = (
@@ -319,9 +331,17 @@ def _any_done(active: Active) -> bool:
     return any(layer.is_done for layer in active.layers)
 
 
-def _settle(active: Active, handle: Any) -> None:
-    """Before deferred layers: all others have their kernel tensors, also those that got nothing."""
-    rest = [layer for layer in active.layers if not (layer.is_done or layer.deferred)]
+def _settle(active: Active, handle: Any, but: list[Layer] | None = None) -> None:
+    """Before deferred layers: all others have their kernel tensors, also those that got nothing.
+
+    ``but``: layers that are processed together with a deferred one.
+    """
+    those = {id(layer) for layer in but or ()}
+    rest = [
+        layer
+        for layer in active.layers
+        if not (layer.is_done or layer.deferred or id(layer) in those)
+    ]
     for layer in rest:
         if layer.staged and not layer.is_left:
             _leave(layer, active, handle)
@@ -349,6 +369,22 @@ def _leave(layer: Layer, active: Active, handle: Any) -> None:
                 type(layer.module).__name__,
             )
         return
-    made = {id(r): r.make(materialise(r), layer.module) for r in layer.staged.values()}
-    put_load_format(layer.module, layer.record, layer.kernel, made)
+    for recorded in layer.staged.values():
+        if id(recorded) not in active.left:
+            active.left[id(recorded)] = recorded.make(materialise(recorded), layer.module)
+    put_load_format(layer.module, layer.record, layer.kernel, active.left)
     _process(layer, active, handle)
+
+
+def _tell_zeroed(active: Active, handle: Any) -> None:
+    """What no name wrote and nothing was known of: padding, or a parameter that did not come."""
+    told = active.layers[0].record.told
+    names, sizes = handle.zeroed_bytes()
+    texts = [f"`{n}` ({size} bytes)" for n, size in zip(names, sizes, strict=True) if n not in told]
+    told.update(names)
+    if texts:
+        logger.warning(
+            "bytes that no name writes, and that were not recorded because they are many, are zero "
+            "in load format: %s",
+            ", ".join(texts),
+        )

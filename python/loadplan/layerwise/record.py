@@ -64,6 +64,8 @@ class LayerRecord:
     # Tensors that are neither, as they were.
     plain: dict[str, Tensor] = field(default_factory=dict)
     default_device: torch.device = torch.device("cpu")
+    # On the first layer of a model: targets whose zeroed bytes have been told.
+    told: set[str] = field(default_factory=set)
 
     def tensors(self) -> dict[str, Recorded]:
         both = {**self.parameters, **self.buffers}
