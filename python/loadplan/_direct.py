@@ -17,13 +17,13 @@ class HookError(RuntimeError):
 
 class Direct:
     per_name = False
+    _restored: set[str]
 
     def __init__(self, before: object = None) -> None:
         # Names of layers that are in load format.  A failed update leaves some, which must not be
         # restored twice.
-        restored: set[str] = before._restored if isinstance(before, Direct) else set()
-        self._before = frozenset(restored)
-        self._restored = set(restored)
+        self._restored = set(before._restored) if isinstance(before, Direct) else set()
+        self._before = frozenset(self._restored)
 
     def kept(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
         has_hooks = targets.restore is not None or targets.process is not None

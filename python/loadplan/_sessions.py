@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -41,20 +40,19 @@ class Session:
         self._thread = 0  # which holds it
         self._call = ""
 
-    @contextmanager
-    def entered(self, call: str) -> Iterator[None]:
+    def enter(self, call: str) -> None:
         """One step at a time.  A hook or a loader that runs in a step must not take another."""
         if self._thread == threading.get_ident():
             raise RuntimeError(
                 f"`{call}` was called while `{self._call}` runs the hooks or the loader of this "
                 "update; call it after that"
             )
-        with self._lock:
-            self._thread, self._call = threading.get_ident(), call
-            try:
-                yield
-            finally:
-                self._thread = 0
+        self._lock.acquire()
+        self._thread, self._call = threading.get_ident(), call
+
+    def leave(self) -> None:
+        self._thread = 0
+        self._lock.release()
 
     def start(self, model: Model, mode: Mode, *options: Any) -> None:
         self.handle.start(*options, [plan._handle for plan in self._gave])

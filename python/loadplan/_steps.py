@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NoReturn
 
 from ._direct import HookError
@@ -11,18 +10,27 @@ from ._fallback_call import call_loader
 from ._sessions import Session
 
 
-@contextmanager
-def step(session: Session, call: str) -> Iterator[None]:
+class step:
     """A step of the public function ``call``.  An error may end the reload: then its mode ends.
 
-    Other threads wait for the step's end.
+    Other threads wait for the step's end.  No generator: there is one for each name.
     """
-    with session.entered(call):
+
+    __slots__ = ("_call", "_session")
+
+    def __init__(self, session: Session, call: str) -> None:
+        self._session = session
+        self._call = call
+
+    def __enter__(self) -> None:
+        self._session.enter(self._call)
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
-            yield
-        except BaseException:
-            session.settle()
-            raise
+            if error is not None:
+                self._session.settle()
+        finally:
+            self._session.leave()
 
 
 def fail(session: Session, error: BaseException) -> NoReturn:

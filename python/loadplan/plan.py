@@ -327,10 +327,13 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
         raise ValueError(f"overlaps is {overlaps!r}; expected one of {', '.join(OVERLAPS)}")
     check_plannable(model)
     session = session_of(model, create=True)
-    with session.entered("plan_loads"):
+    session.enter("plan_loads")
+    try:
         plan = _plan(model, session, metas, overlaps)
-        session.know(plan)
-        return plan
+    finally:
+        session.leave()
+    session.know(plan)
+    return plan
 
 
 def _plan(model: Model, session: Session, metas: Source, overlaps: str) -> LoadPlan:
