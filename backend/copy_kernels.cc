@@ -72,8 +72,8 @@ bool CopiesOntoItself(TraceSession& session, const at::Tensor& self, const at::T
   if (to == from && self.scalar_type() == src.scalar_type()) return true;
   const absl::StatusOr<bool> overlaps = Overlaps(to, from);
   if (overlaps.ok() && !*overlaps) return false;
-  session.RecordRefusal("aten::copy_", "copies between overlapping parts of one tensor", "",
-                        {self, src});
+  session.RecordRefusal("aten::copy_", "copies between overlapping parts of one tensor",
+                        std::nullopt, {self, src});
   if (session.stand_ins() != nullptr) return true;
   TORCH_CHECK(false, "`aten::copy_` between overlapping parts of ", session.Describe(self),
               " depends on the order in which a kernel copies and cannot be planned; copy through clone()");

@@ -73,7 +73,8 @@ bool OperatorCall::RefusesRebinding() {
   if (self.touched.touch == Touch::kPlain && tensors_.size() < 2) return false;
   const bool stays =
       op == "aten::resize_" && self.tensor.sizes() == at::IntArrayRef(argument(1).toIntVector());
-  if (!stays) session_.RecordRefusal(name(), "moves a live tensor to other memory", "", Symbolic());
+  if (!stays)
+    session_.RecordRefusal(name(), "moves a live tensor to other memory", std::nullopt, Symbolic());
   if (stays || session_.stand_ins() != nullptr) {
     const at::Tensor tensor = self.tensor;
     stack_.resize(begin_);
@@ -197,6 +198,16 @@ void OperatorCall::ReturnTraced(std::vector<c10::IValue>& returned,
       for (std::size_t k = returned[i].toTensorVector().size(); k > 0; --k)
         list.push_back(fresh[next++]);
       returned[i] = list;
+// `inv = torch.empty_like(perm); inv[perm] = torch.arange(8)`: what nobody wrote holds anything
+// in an eager call, so zeroes will do.
+void OperatorCall::ZeroUninitialised() {
+  const ModeOff mode_off;
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.written && !arg.is_out && session_.IsUninitialised(arg.tensor))
+      session_.RecordConstant(arg.tensor, at::full({}, 0, arg.tensor.options().device(at::kCPU)));
+  }
+}
+
     }
   }
   stack_.resize(begin_);
@@ -290,7 +301,10 @@ NodeRecord OperatorCall::MakeRecord() const {
     if (arg.touched.touch == Touch::kPlain || arg.is_out || arg.constant.has_value()) continue;
     record.inputs.push_back(session_.ReadOf(arg.tensor));
   }
-  if (random_) record.not_replayable = absl::StrCat("`", record.op, "` draws random numbers");
+  if (random_) {
+    record.not_replayable =
+        absl::StrCat("`", record.op, "` draws random numbers", AtLine(LoaderLine()));
+  }
   return record;
 }
 
@@ -364,7 +378,8 @@ std::string OperatorCall::ReadSite() const {
 bool OperatorCall::AnswerWithStandIns() {
   StandIns* const stand_ins = session_.stand_ins();
   if (stand_ins == nullptr) return false;
-  session_.RecordRefusal(name(), absl::StrCat("`", name(), "` reads its value"), "", Symbolic());
+  session_.RecordRefusal(name(), absl::StrCat("`", name(), "` reads its value"), std::nullopt,
+                         Symbolic());
   const int choice = stand_ins->Choose(ReadSite());
   const ModeOff mode_off;
   std::vector<c10::IValue> returned(stack_.begin() + static_cast<std::ptrdiff_t>(begin_),
@@ -414,10 +429,6 @@ bool OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack) {
 }
 
 void OperatorCall::RecordNode() {
-  for (const TensorArgument& arg : tensors_) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!arg.tensor.is_conj() && !arg.tensor.is_neg(), "`", name(), "` on a lazily conjugated ",
-                                session_.Describe(arg.tensor), " cannot be traced; call resolve_conj() first");
-  }
   const ModeOff mode_off;
   NodeRecord record = MakeRecord();
   const std::shared_ptr<OperatorNode> program = CaptureProgram();
@@ -443,7 +454,8 @@ void OperatorCall::RecordNode() {
     // `at::autocast::is_autocast_enabled` without its header, which includes all of ATen.
     if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU) ||
         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCUDA)) {
-      record.not_replayable = absl::StrCat("`", record.op, "` runs under autocast");
+      record.not_replayable =
+          absl::StrCat("`", record.op, "` runs under autocast", AtLine(LoaderLine()));
     }
     const std::vector<StorageId> values = session_.RecordNode(std::move(record), program);
     for (std::size_t i = 0; i < fresh.size(); ++i)
@@ -457,3 +469,4 @@ void OperatorCall::RecordNode() {
 }
 
 }  // namespace loadplan
+    const at::Tensor& first = tensors_.front().tensor;

@@ -58,6 +58,7 @@ class OperatorCall {
     AdoptChanged();
     if (RecordMovement()) return;
     RecordNode();
+    ZeroUninitialised();
   }
   void RunForReal();
 
@@ -81,6 +82,7 @@ class OperatorCall {
   bool RecordMovement();
   bool RecordMoved(const at::Tensor& labels, const std::vector<at::Tensor>& data);
   void RecordNode();
+  void ZeroUninitialised();
   bool RunOnMeta(std::vector<c10::IValue>& stack);
   bool AnswerWithStandIns();
   std::string ReadSite() const;

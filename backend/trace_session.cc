@@ -11,6 +11,7 @@
 #include "backend/cast_bits.h"
 #include "backend/constant_value.h"
 #include "backend/convert.h"
+#include "backend/loader_line.h"
 #include "backend/mode.h"
 #include "backend/trace_tensor.h"
 #include "geometry/overlap.h"
@@ -19,11 +20,24 @@
 namespace loadplan {
 namespace {
 
-thread_local std::shared_ptr<TraceSession> thread_session;
+// The session that a thread takes part in.
+class ThreadSession {
+ public:
+  ~ThreadSession() { Set(nullptr); }
+  TraceSession* get() const { return session_.get(); }
+  void Set(std::shared_ptr<TraceSession> session) {
+    if (session_ != nullptr) session_->LeftByThread();
+    session_ = std::move(session);
+  }
+
+ private:
+  std::shared_ptr<TraceSession> session_;
+};
+thread_local ThreadSession thread_session;
 
 void LeaveThread() {
   c10::impl::tls_set_dispatch_key_included(kModeKey, false);
-  thread_session.reset();
+  thread_session.Set(nullptr);
 }
 
 const c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
@@ -103,7 +117,8 @@ absl::Status TraceSession::Begin() {
 }
 
 void TraceSession::JoinThread() {
-  thread_session = shared_from_this();
+  num_threads_.fetch_add(1, std::memory_order_acq_rel);
+  thread_session.Set(shared_from_this());
   c10::impl::tls_set_dispatch_key_included(kModeKey, true);
 }
 
@@ -273,8 +288,9 @@ void TraceSession::RecordValue(const at::Tensor& to, StorageId value, const Resu
 }
 
 void TraceSession::RecordRefusal(const std::string& op, const std::string& reason,
-                                 const std::string& where, const std::vector<at::Tensor>& tensors) {
-  RefusalRecord refusal{op, reason, where, {}, 0};
+                                 const std::optional<std::string>& where,
+                                 const std::vector<at::Tensor>& tensors) {
+  RefusalRecord refusal{op, reason, where.has_value() ? *where : LoaderLine(), {}, 0};
   for (const at::Tensor& tensor : tensors) refusal.inputs.push_back(ReadOf(tensor));
   const std::lock_guard<std::mutex> lock(mutex_);
   refusal.time = static_cast<Index>(log_.copies.size());
@@ -391,6 +407,14 @@ std::optional<at::Tensor> TraceSession::ConstantValue(const at::Tensor& tensor,
   const TouchedStorage touched = Find(tensor);
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto storage = static_cast<std::size_t>(touched.storage);
+bool TraceSession::IsUninitialised(const at::Tensor& tensor) const {
+  const TouchedStorage touched = Find(tensor);
+  if (touched.touch != Touch::kTrace) return false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto storage = static_cast<std::size_t>(touched.storage);
+  return log_.storages[storage].kind == StorageKind::kTemporary && writes_into_[storage] == 0;
+}
+
   const StorageRecord& record = log_.storages[storage];
   if (writes_into_[storage] == 0) {
     if (record.kind == StorageKind::kConstant) {

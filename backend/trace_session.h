@@ -55,6 +55,9 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   absl::Status Begin();
   // Lets the calling thread take part until the session ends.
   void JoinThread();
+  // Threads that have joined and not yet noticed the end: idle ones of a pool.
+  long num_threads() const { return num_threads_.load(std::memory_order_acquire); }
+  void LeftByThread() { num_threads_.fetch_sub(1, std::memory_order_acq_rel); }
   // Ends the pass for every thread and opens the guards.
   void End();
   bool active() const { return active_.load(std::memory_order_acquire); }
@@ -91,7 +94,9 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   void RecordValue(const at::Tensor& to, StorageId value, const ResultMeta& meta, bool ran);
   at::Tensor NewValueTensor(StorageId value, const ResultMeta& meta);
   // Records that the bytes of `tensors` were asked for: the names behind them are fallbacks.
-  void RecordRefusal(const std::string& op, const std::string& reason, const std::string& where,
+  // Without `where` the line of the loader is asked for.
+  void RecordRefusal(const std::string& op, const std::string& reason,
+                     const std::optional<std::string>& where,
                      const std::vector<at::Tensor>& tensors);
 
   // Records that real bytes answered a read of `tensors` (live, unwritten): the trace
@@ -110,6 +115,8 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   std::string DescribeOrigin(StorageId storage) const;
   // The value of a tensor all of whose bytes are captured constants (or nobody's,
   // where `allow_uninitialised`); nullopt where a byte is not.
+  // Whether `tensor` shows trace memory that nothing was written into.
+  bool IsUninitialised(const at::Tensor& tensor) const;
   std::optional<at::Tensor> ConstantValue(const at::Tensor& tensor, bool allow_uninitialised);
 
   // Real memory that was written in the pass without being run, is no target, and
@@ -145,6 +152,8 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   const std::shared_ptr<const TargetSet> targets_;
   StorageId num_targets_ = 0;
   std::atomic<bool> active_{false};
+  c10::Device home_ = c10::Device(c10::kCPU);
+  std::atomic<long> num_threads_{0};
   mutable std::mutex mutex_;
   RecordLog log_;
   std::vector<std::int32_t> writes_into_;  // copy records per storage

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "backend/content_digests.h"
 #include "backend/convert.h"
+#include "backend/loader_line.h"
 #include "backend/mode.h"
 #include "backend/stand_ins.h"
 #include "backend/trace_session.h"
@@ -60,7 +61,7 @@ struct Tracer::State {
   absl::flat_hash_map<std::int32_t, std::string> fallbacks;
   absl::flat_hash_map<std::string, int> failures;  // per pattern
   std::int32_t current = -1;
-  std::string where;  // of the exception that ended the pass
+  bool has_marked = false;  // whether MarkFallback gave a name of the current pass up
   int num_passes = 0;
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;  // parallel to metas
   std::vector<StorageId> last_storages;  // of `last_session`, per meta; -1: not in that pass
@@ -107,11 +108,7 @@ bool Tracer::State::GiveUpRefused() {
       found |= GiveUp(name, reason);
   };
   for (const RefusalRecord& refusal : log.refusals) {
-    // The exception that ended the pass came from the last refusal, unless the loader caught it.
-    const bool is_last = &refusal == &log.refusals.back();
-    const std::string& line = refusal.where.empty() && is_last ? where : refusal.where;
-    const std::string reason =
-        line.empty() ? refusal.reason : absl::StrCat(refusal.reason, " at ", line);
+    const std::string reason = refusal.reason + AtLine(refusal.where);
     for (const ReadRecord& read : refusal.inputs) give_up(read, refusal.time, reason);
   }
   for (const ReadRecord& mirror : last_session->LiveMirrors()) {
@@ -168,7 +165,7 @@ absl::Status Tracer::State::Begin(const std::function<bool(std::int32_t)>& takes
   session = next;
   ++num_passes;
   current = -1;
-  where.clear();
+  has_marked = false;
   pass.clear();
   pass.reserve(metas.size());
   source_storages.assign(metas.size(), -1);
@@ -230,9 +227,7 @@ void Tracer::State::NoteRefusals(const TraceSession& explored) {
   const RecordLog& log = explored.log();
   const SymbolicMemory memory(log);
   for (const RefusalRecord& refusal : log.refusals) {
-    const std::string reason = refusal.where.empty()
-                                   ? refusal.reason
-                                   : absl::StrCat(refusal.reason, " at ", refusal.where);
+    const std::string reason = refusal.reason + AtLine(refusal.where);
     for (const ReadRecord& read : refusal.inputs) {
       if (read.storage < 0) continue;
       for (const std::int32_t name :
@@ -291,13 +286,14 @@ std::vector<std::int32_t> Tracer::State::Live() const {
 }
 
 bool Tracer::HasLiveTensors() const {
-  const long ours = state_->last_session == state_->ended.lock() ? 1 : 0;
-  return state_->ended.use_count() > ours;
+  const std::shared_ptr<TraceSession> session = state_->ended.lock();
+  if (session == nullptr) return false;
+  const long ours = (state_->last_session == session ? 2 : 1) + session->num_threads();
+  return session.use_count() > ours;
 }
 std::vector<int32_t> Tracer::LiveNames() const { return state_->Live(); }
 
 const std::vector<PassTensor>& Tracer::pass() const { return state_->pass; }
-void Tracer::SetWhere(std::string where) { state_->where = std::move(where); }
 void Tracer::SetCurrent(int32_t source) { state_->current = source; }
 std::vector<std::string> Tracer::DescribeCopies() const {
   const auto& session = state_->session != nullptr ? state_->session : state_->last_session;
@@ -307,7 +303,18 @@ int Tracer::num_passes() const { return state_->num_passes; }
 const std::vector<SourceMeta>& Tracer::metas() const { return state_->metas; }
 const std::shared_ptr<const TargetSet>& Tracer::targets() const { return state_->targets; }
 void Tracer::MarkFallback(int32_t source, const std::string& reason) {
-  state_->fallbacks.emplace(source, reason);
+  state_->GiveUp(source, reason);
+  state_->has_marked = state_->session != nullptr;
+}
+
+bool Tracer::FallBackAsAWhole(const std::string& error) {
+  State& state = *state_;
+  if (state.fallbacks.empty()) return false;
+  // BuildPlan lets every name fall back for this reason; nothing is left to explore.
+  state.fallback_call.emplace();
+  state.fallback_call->error = error;
+  state.is_explored = true;
+  return true;
 }
 
 void Tracer::JoinThread() {
@@ -410,7 +417,8 @@ PassVerdict Tracer::EndPass(const std::string& error) {
                                                "` through a raw pointer while it was "
                                                "traced; use tensor operators in the loader")};
   }
-  if (state.GiveUpRefused()) return {PassVerdict::kRepeat, ""};
+  const bool has_marked = std::exchange(state.has_marked, false);
+  if (state.GiveUpRefused() || has_marked) return {PassVerdict::kRepeat, ""};
   if (error.empty()) return {};
   const std::string name =
       state.current < 0

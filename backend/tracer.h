@@ -76,8 +76,6 @@ class LOADPLAN_API Tracer {
   std::vector<int32_t> LiveNames() const;
   // Tells which name the loader was given last; for error messages only.
   void SetCurrent(int32_t source);
-  // The line of the loader at which the current pass raised: the last refusal is there.
-  void SetWhere(std::string where);
   // Records that `op` needed the value of a trace tensor (for reads that torch
   // refuses before any kernel of ours: `numpy()`, `param.data = w`).
   void Refuse(const at::Tensor& tensor, const std::string& op, const std::string& where);
@@ -121,11 +119,14 @@ class LOADPLAN_API Tracer {
   absl::Status BeginFallbackPass(const LoadPlan& plan, int round);
   void EndFallbackPass(const std::string& error);
 
-  // Gives a name up before or between passes.
+  // Gives a name up; one of the current pass is left out of the next one.
   void MarkFallback(int32_t source, const std::string& reason);
 
   // The plan of the last pass; names that it refused are fallbacks. Errors as BuildLoadPlan.
   absl::StatusOr<std::shared_ptr<const TracedPlan>> BuildPlan(OverlapPolicy overlaps);
+  // For a pass that `error` ended and EndPass would not repeat: whether the loader may only lack
+  // names that were left out. Then all names are fallbacks, which go through one call of it.
+  bool FallBackAsAWhole(const std::string& error);
 
   const std::vector<SourceMeta>& metas() const;
   const std::shared_ptr<const TargetSet>& targets() const;

@@ -34,7 +34,7 @@ std::vector<c10::StorageImpl*> StoragesOf(const std::vector<at::Tensor>& tensors
 
 void RefuseValueRead(TraceSession& session, const std::string& op,
                      const std::vector<at::Tensor>& tensors) {
-  session.RecordRefusal(op, absl::StrCat("`", op, "` reads its value"), "", tensors);
+  session.RecordRefusal(op, absl::StrCat("`", op, "` reads its value"), std::nullopt, tensors);
   std::string what;
   for (const at::Tensor& tensor : tensors) {
     if (session.Find(tensor).touch == Touch::kTrace || what.empty())

@@ -29,7 +29,7 @@ namespace {
 
 class TracerClass : public torch::CustomClassHolder {
  public:
-  // `dims` holds the extents of all shapes, one after the other.
+  // `dims` holds the extents of all shapes, one after the other; a device may be "".
   TracerClass(Strings names, const Ints& dims, const Ints& ranks, const Ints& dtypes,
               Strings target_names, Tensors target_tensors) {
     std::vector<SourceMeta> metas(names.size());
@@ -81,7 +81,8 @@ class TracerClass : public torch::CustomClassHolder {
   bool decide(const std::string& site) { return tracer_->Decide(site); }
   void end_fallback_pass(const std::string& error) { tracer_->EndFallbackPass(error); }
   void set_current(int64_t source) { tracer_->SetCurrent(static_cast<std::int32_t>(source)); }
-  void set_where(std::string where) { tracer_->SetWhere(std::move(where)); }
+  at::Device claimed_device(const at::Tensor& tensor) const { return ClaimedDevice(tensor); }
+  bool fall_back_as_a_whole(const std::string& error) { return tracer_->FallBackAsAWhole(error); }
   void refuse(const at::Tensor& tensor, const std::string& op, const std::string& where) {
     tracer_->Refuse(tensor, op, where);
   }
@@ -367,7 +368,8 @@ void DefineClasses(torch::Library& library) {
       .def("num_answers", &TracerClass::num_answers)
       .def("decide", &TracerClass::decide)
       .def("set_current", &TracerClass::set_current)
-      .def("set_where", &TracerClass::set_where)
+      .def("claimed_device", &TracerClass::claimed_device)
+      .def("fall_back_as_a_whole", &TracerClass::fall_back_as_a_whole)
       .def("refuse", &TracerClass::refuse)
       .def("join_thread", &TracerClass::join_thread)
       .def("end_pass", &TracerClass::end_pass)
@@ -440,6 +442,8 @@ struct Register {
     library->def("dtype_code(int dtype) -> int", [](int64_t dtype) { return dtype; });
     library->def("read_metadata(str[] paths) -> (str[], int[], int[], int[])", ReadMetadata);
     DefineClasses(*library);
+    // For the host language to implement. See backend/loader_line.h.
+    library->def("loader_line() -> str");
     DefineShardExchange<LoadPlanClass, SessionClass>(*library);
   }
 };

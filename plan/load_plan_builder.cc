@@ -288,6 +288,8 @@ absl::Status LoadPlanBuilder::SettleFallbacks() {
     }
     fallbacks_->Propagate();
   }
+  // Their call is the whole loader: constants and live copies are in it.
+  everything_falls_back_ |= !fallbacks_->empty() && fallbacks_->size() == plan_.sources_.size();
   return CheckFallbackCall();
 }
 

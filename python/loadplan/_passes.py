@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import os
+import re
 import sys
 import threading
 import traceback
@@ -26,6 +27,9 @@ from .targets import Targets
 DONE, REPEAT, REFUSE = range(3)
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+# The library's own words, see MakeTraceTensor.
+_READ_POINTER = re.compile("checkpoint tensor `(.*)` holds no data while it is traced")
+
 _OURS = os.path.dirname(__file__) + os.sep
 
 
@@ -62,6 +66,8 @@ def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ..
             if not one.error or diagnose:
                 one.refuse(message)
             diagnose = True
+                if one.error and tracer.fall_back_as_a_whole(one.error):
+                    return one.bindings.rebound
         else:
             diagnose = False
 
@@ -130,7 +136,7 @@ class _Pass:
         except Exception as error:
             self.cause = error
             self.error = describe(error)
-            self.tracer.set_where(where_of(error))
+            self.give_up_read_pointer(error)
             if self.current >= 0:
                 self.tracer.set_current(self.current)
         except BaseException:
@@ -149,6 +155,15 @@ class _Pass:
 
     def refuse(self, message: str) -> NoReturn:
         raise RuntimeError(message) from self.cause
+    def give_up_read_pointer(self, error: BaseException) -> None:
+        """The name whose memory torch was asked for (`pickle.dumps(w)`) goes through the loader."""
+        found = _READ_POINTER.search(str(error))
+        if found is None or found[1] not in self.names:
+            return
+        where = where_of(error)
+        reason = "its memory is read through a raw pointer" + (f" at {where}" if where else "")
+        self.tracer.mark_fallback(self.names.index(found[1]), reason)
+
 
 
 def describe(error: BaseException) -> str:
@@ -195,6 +210,18 @@ class _Diagnosis(TorchFunctionMode):
                 for tensor in found:
                     self.tracer.refuse(tensor, _name(func), _loader_line())
             raise
+
+def _answer_loader_line() -> None:
+    """Lets the library ask where the loader is."""
+    name, key = "loadplan::loader_line", "CompositeExplicitAutograd"
+    if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+        return  # a second copy of the package
+    _registered.impl("loader_line", _loader_line, key)
+
+
+_registered = torch.library.Library("loadplan", "IMPL")
+_answer_loader_line()
+
 
 
 def _name(func: Any) -> str:

@@ -1,0 +1,151 @@
+"""Loaders that ask a tensor odd things: its device, its pointer, its conjugate; or that insist.
+
+Each is planned, and two updates go through the plan; `check` compares all live bytes with the
+eager load.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from test_loaders import BF16, F32, Live, Loader, Weights, check, kinds
+
+import loadplan
+from loadplan import ParamMeta, Targets
+
+C64 = torch.complex64
+
+
+def metas(*names: str, shape: tuple[int, ...] = (4,), dtype: torch.dtype = F32) -> list[ParamMeta]:
+    return [ParamMeta(name, shape, dtype) for name in names]
+
+
+def make(dtype: torch.dtype = F32) -> Live:
+    return {name: torch.ones(4, dtype=dtype) for name in "ab"}
+
+
+# ------------------------------------------------------------------ loaders that insist
+def strict(live: Live, weights: Weights) -> None:
+    missing = set(live)
+    for name, w in weights:
+        missing.remove(name)
+        live[name].fill_(w.sum().item()) if name == "b" else live[name].copy_(w)
+    if missing:
+        raise ValueError(f"missing {sorted(missing)}")
+
+
+def by_key(live: Live, weights: Weights) -> None:
+    held = dict(weights)
+    scale = held["b"][0].item()
+    live["a"].copy_(held["a"] * scale)
+
+
+@pytest.mark.parametrize("load", [strict, by_key], ids=lambda load: load.__name__)
+def test_a_loader_that_insists_on_a_name_that_it_reads_goes_through_as_a_whole(
+    load: Loader,
+) -> None:
+    plan = check(make, load, metas("a", "b"))
+    assert kinds(plan) == {"a": "fallback", "b": "fallback"}
+    assert re.search(
+        r"cannot be called with some names only: (Value|Key)Error.* at test_odd_loaders.py:\d+",
+        plan.entries["a"].reason,
+    )
+
+
+def test_a_call_with_all_names_sets_its_constants_itself() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        live["a"].zero_()
+        for _, w in weights:
+            live["a"][0].fill_(w.item())
+        live["b"].copy_(live["a"])
+
+    plan = check(make, load, metas("w", shape=()))
+    assert kinds(plan) == {"w": "fallback"}
+
+
+# ------------------------------------------------------------------ memory
+def pointer_that_is_caught(live: Live, weights: Weights) -> None:
+    for name, w in weights:
+        if name == "a":
+            try:
+                w.data_ptr()
+            except RuntimeError:
+                w = -w
+        live[name].copy_(w)
+
+
+def pickled(live: Live, weights: Weights) -> None:
+    for name, w in weights:
+        live[name].copy_(pickle.loads(pickle.dumps(w)) if name == "a" else w)
+
+
+@pytest.mark.parametrize("load", [pointer_that_is_caught, pickled], ids=lambda load: load.__name__)
+def test_a_read_through_a_pointer_makes_its_name_a_fallback(load: Loader) -> None:
+    plan = check(make, load, metas("a", "b"))
+    assert plan.entries["a"].kind == "fallback"
+    assert re.search(r"at test_odd_loaders.py:\d+", plan.entries["a"].reason)
+
+
+def test_a_refusal_that_the_loader_catches_is_told_with_its_line() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            try:
+                live[name].fill_(w[0].item())
+            except RuntimeError:
+                live[name].copy_(w)
+
+    plan = check(make, load, metas("a"))
+    assert re.fullmatch(
+        r"`aten::item` reads its value at test_odd_loaders.py:\d+", plan.entries["a"].reason
+    )
+
+
+def test_an_inverse_permutation_starts_from_memory_that_holds_nothing() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        held = dict(weights)
+        if "order" in held:
+            perm = held["order"].argsort()
+            inverse = torch.empty_like(perm)
+            inverse[perm] = torch.arange(4)
+            live["a"].copy_(inverse)
+            if "w" in held:
+                live["b"].copy_(held["w"][inverse])
+
+    assert kinds(check(make, load, metas("order", "w"))) == {"order": "derived", "w": "derived"}
+
+
+# ------------------------------------------------------------------ threads
+@pytest.fixture
+def pool() -> Iterator[list[ThreadPoolExecutor]]:
+    made: list[ThreadPoolExecutor] = []
+    yield made
+    for executor in made:
+        executor.shutdown()
+
+
+def test_a_pool_that_outlives_the_pass_keeps_no_tensor(pool: list[ThreadPoolExecutor]) -> None:
+    def load(live: Live, weights: Weights) -> None:
+        if not pool:  # made by the first load, as engines do
+            pool.append(ThreadPoolExecutor(2))
+        list(pool[0].map(lambda item: live[item[0]].copy_(item[1]), weights))
+
+    assert kinds(check(make, load, metas("a", "b"))) == {"a": "direct", "b": "direct"}
+
+
+def test_numbers_are_kept_in_a_plan_file(tmp_path: object) -> None:
+    live = {"a": torch.ones((), dtype=BF16)}
+    targets = Targets(live, load_weights=lambda ws: [live["a"].copy_(w.sum() * 0.3) for _, w in ws])
+    declared = metas("w", dtype=BF16)
+    path = f"{tmp_path}/plan"
+    loadplan.plan_loads(targets, declared).save(path)
+    plan = loadplan.load_plan(path, targets)
+    weight = torch.tensor([0.1, 0.7, 1.3, 2.9], dtype=BF16)
+    loadplan.start_reload(targets)
+    loadplan.load_planned(targets, plan, [("w", weight)])
+    loadplan.finish_reload(targets)
+    assert torch.equal(live["a"], weight.sum() * 0.3)
