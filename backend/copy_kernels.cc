@@ -19,6 +19,7 @@
 #include "backend/cast_bits.h"
 #include "backend/convert.h"
 #include "backend/mode.h"
+#include "backend/lazy_bits.h"
 #include "backend/operator_call.h"
 #include "backend/trace_session.h"
 #include "backend/trace_tensor.h"
@@ -144,8 +145,15 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
   }
   CheckWritable(self, "copy_");
   if (!Broadcasts(src.sizes(), self.sizes())) RaiseShapeError(self, src);
-  if (src.is_conj() || src.is_neg()) {
-    return copy_(keys, self, src.resolve_conj().resolve_neg(), non_blocking);
+  if (IsLazy(self)) {
+    RefuseLazyWrite(*session, "aten::copy_", {self, src});
+    return self;
+  }
+  if (IsLazy(src)) {
+    return copy_(
+        keys, self,
+        from.touch == Touch::kPlain ? src.resolve_conj().resolve_neg() : ResolveLazy(*session, src),
+        non_blocking);
   }
   if (from.touch == Touch::kPlain) {
     TORCH_CHECK(src.layout() == at::kStrided && !src.is_quantized(), "`copy_` from a sparse or quantised tensor cannot be traced");
@@ -174,6 +182,10 @@ at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Sc
   CheckWritable(self, "fill_");
   session->RecordConstant(self, ConstantLike(value, self));
   return self;
+  if (IsLazy(self)) {
+    RefuseLazyWrite(*session, "aten::fill_", {self});
+    return self;
+  }
 }
 
 at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& value) {
@@ -196,6 +208,10 @@ at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& self) {
   CheckWritable(self, "zero_");
   session->RecordConstant(self, ConstantLike(0, self));
   return self;
+  if (IsLazy(self)) {
+    RefuseLazyWrite(*session, "aten::zero_", {self});
+    return self;
+  }
 }
 
 at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
@@ -211,6 +227,10 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
   const Touch touch = session->Find(self).touch;
   const bool to_trace = device.has_value() && device->is_privateuseone();
   if (touch != Touch::kPlain &&
+  if (touch != Touch::kPlain && IsLazy(self)) {
+    return _to_copy(keys, ResolveLazy(*session, self), dtype, layout, device, pin_memory,
+                    non_blocking, memory_format);
+  }
       CastBitsOf(self.scalar_type(), dtype.value_or(self.scalar_type())) == CastBits::kByPosition) {
     return RecordedProgram(*session, self, dtype, memory_format);
   }
@@ -267,7 +287,7 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
   for (const at::Tensor& tensor : tensors) {
     if (session == nullptr) CheckWatched(tensor, "aten::cat", /*written=*/false);
   }
-  for (const at::Tensor& tensor : tensors) {
+  for (at::Tensor& tensor : tensors) {
     if (session == nullptr || IsWrapper(tensor)) return below();
     const TouchedStorage touched = session->Find(tensor);
     touches |= touched.touch != Touch::kPlain;
@@ -295,6 +315,8 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor place = part(result, i);
     if (session->Find(tensors[i]).touch == Touch::kPlain) {
+  if (touched.touch != Touch::kPlain && IsLazy(self))
+    return clone(keys, ResolveLazy(*session, self), memory_format);
       session->NoteExternal(tensors[i]);
       session->RecordConstant(place, tensors[i].detach().to(place.scalar_type()));
     } else {
@@ -318,6 +340,7 @@ at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int6
       parts, [&] { return at::_ops::cat::redispatch(keys & kBelowMode, tensors, dim); },
       [&](const std::vector<at::Tensor>& metas) { return at::cat(metas, dim); },
       [&](const at::Tensor& result, std::size_t i) {
+    if (touched.touch != Touch::kPlain && IsLazy(tensor)) tensor = ResolveLazy(*session, tensor);
         if (skipped(parts[i])) return result.flatten().narrow(0, 0, 0);
         const int64_t length = parts[i].size(dim);
         start += length;

@@ -1,7 +1,9 @@
 #include "backend/operator_call.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/result_type.h>
 #include <c10/core/DefaultDtype.h>
@@ -14,6 +16,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "backend/lazy_bits.h"
+#include "backend/loader_line.h"
 #include "backend/movement.h"
 #include "backend/native_meta.h"
 #include "backend/trace_tensor.h"
@@ -83,6 +87,22 @@ bool OperatorCall::RefusesRebinding() {
   }
   TORCH_CHECK(false, "`", name(), "` would move ", session_.Describe(self.tensor),
               " to other memory, which a load plan cannot follow; copy into it instead");
+}
+
+void OperatorCall::ResolveLazyArguments() {
+  for (TensorArgument& arg : tensors_) {
+    if (!IsLazy(arg.tensor)) continue;
+    if (arg.written) {
+      session_.RecordRefusal(name(), "writes through a lazily conjugated or negated view",
+                             std::nullopt, Symbolic());
+      TORCH_CHECK_NOT_IMPLEMENTED(false, "`", name(), "` writes through a lazily conjugated or negated view of ",
+                                  session_.Describe(arg.tensor), ", which cannot be planned");
+    }
+    if (arg.touched.touch == Touch::kPlain) continue;
+    arg.tensor = ResolveLazy(session_, arg.tensor);
+    arg.touched = session_.Find(arg.tensor);
+    SetArgument(argument(arg.position), arg.element, arg.tensor);
+  }
 }
 
 // Memory holds what the loader would see, and no target would be written.
@@ -309,6 +329,26 @@ NodeRecord OperatorCall::MakeRecord() const {
 }
 
 std::shared_ptr<OperatorNode> OperatorCall::CaptureProgram() const {
+namespace {
+
+// A copy with what decides about kernels and promotion: strides, and whether Python wrapped a
+// number (`w.sum() * 0.1`), which promotes unlike a tensor.
+at::Tensor CapturedValue(const at::Tensor& tensor) {
+  at::Tensor copy;
+  if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !IsLazy(tensor) &&
+      at::has_internal_overlap(tensor) == at::MemOverlap::No) {
+    copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options())
+               .copy_(tensor.detach());
+  } else {
+    copy = tensor.detach().clone();
+  }
+  if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
+    copy.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return copy;
+}
+
+}  // namespace
+
   const ModeOff mode_off;
   auto program =
       std::make_shared<OperatorNode>(OperatorNode{op_, {}, {}, 0, {}, at::ScalarType::Float});
@@ -327,7 +367,7 @@ std::shared_ptr<OperatorNode> OperatorCall::CaptureProgram() const {
     // A real tensor that takes part is captured by value: it may change before a replay.
     const at::Tensor value = symbolic || arg.written    ? at::Tensor()
                              : arg.constant.has_value() ? *arg.constant
-                                                        : arg.tensor.detach().clone();
+                                                        : CapturedValue(arg.tensor);
     SetArgument(program->arguments[arg.position], arg.element, value);
   }
   return program;

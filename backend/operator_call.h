@@ -50,6 +50,7 @@ class OperatorCall {
     if (MakesTraceTensor()) return CallBelow();
     if (RefusesRebinding()) return;
     if (op_.hasTag(at::Tag::inplace_view)) return CallBelow();  // `t_`: geometry, no bytes
+    ResolveLazyArguments();
     if (CanRunForReal()) {
       AdoptChanged();
       return RunForReal();
@@ -75,6 +76,7 @@ class OperatorCall {
   void Collect();
   void Add(std::size_t position, int64_t element, const at::Tensor& tensor);
   bool RefusesRebinding();
+  void ResolveLazyArguments();
   bool CanRunForReal() const;
   bool RunOnConstants();
   void RecordMutated(const at::Tensor& tensor, const at::Tensor& value);

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from test_loaders import BF16, F32, Live, Loader, Weights, check, kinds
+from torch import Tensor
 
 import loadplan
 from loadplan import ParamMeta, Targets
@@ -27,6 +28,67 @@ def metas(*names: str, shape: tuple[int, ...] = (4,), dtype: torch.dtype = F32) 
 
 def make(dtype: torch.dtype = F32) -> Live:
     return {name: torch.ones(4, dtype=dtype) for name in "ab"}
+
+
+# ------------------------------------------------------------------ lazily conjugated views
+READS: dict[str, Callable[[Tensor], Tensor]] = {
+    "copy": lambda z: z.conj(),
+    "negative": lambda z: torch.complex(z.real, z.conj().imag),
+    "clone": lambda z: z.conj().clone(),
+    "cat": lambda z: torch.cat([z.conj()[:2], z[2:]]),
+    "stack": lambda z: torch.stack([z.conj()[:2], z[2:]]).flatten(),
+    "cast": lambda z: z.conj().to(torch.complex128),
+    "index": lambda z: z.conj()[torch.tensor([3, 0, 1, 2])],
+    "arithmetic": lambda z: z.conj() * 2,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_lazily_conjugated_source(read: str) -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            live[name].copy_(READS[read](w))
+
+    plan = check(lambda: make(C64), load, metas("a", "b", dtype=C64))
+    assert kinds(plan) == {"a": "derived", "b": "derived"}
+
+
+def test_a_lazily_conjugated_target_that_is_read() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for _, w in weights:
+            live["b"].copy_(live["a"].conj())
+            live["a"].copy_(w)
+
+    assert kinds(check(lambda: make(C64), load, metas("w", dtype=C64))) == {"w": "direct"}
+
+
+@pytest.mark.parametrize("way", ["copy_", "mul_"])
+def test_a_write_through_a_lazily_conjugated_view_is_a_fallback(way: str) -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            getattr(live[name].conj(), way)(w)
+
+    plan = check(lambda: make(C64), load, metas("a", dtype=C64))
+    assert re.search(r"lazily conjugated .* at test_odd_loaders.py:\d+", plan.entries["a"].reason)
+
+
+def test_a_constant_through_a_lazily_conjugated_view_is_refused() -> None:
+    live = make(C64)
+    targets = Targets(live, load_weights=lambda weights: live["a"].conj().fill_(1j))
+    with pytest.raises(
+        RuntimeError, match="fill_.*lazily conjugated or negated view of target `a`"
+    ):
+        loadplan.plan_loads(targets, metas("a", dtype=C64))
+
+
+# ------------------------------------------------------------------ numbers that Python wrapped
+def test_a_number_promotes_as_in_eager_when_an_operator_runs_again() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for _, w in weights:
+            live["a"].copy_(w.abs().max().mul_(0.1))  # in place: nothing but the bits would tell
+            live["b"].copy_(w.bfloat16().sum() * 0.3)
+
+    assert kinds(check(make, load, metas("w"))) == {"w": "derived"}
 
 
 # ------------------------------------------------------------------ loaders that insist
