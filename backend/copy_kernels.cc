@@ -7,6 +7,7 @@
 #include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/to_ops.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
@@ -18,8 +19,8 @@
 #include "backend/call_watch.h"
 #include "backend/cast_bits.h"
 #include "backend/convert.h"
-#include "backend/mode.h"
 #include "backend/lazy_bits.h"
+#include "backend/mode.h"
 #include "backend/operator_call.h"
 #include "backend/trace_session.h"
 #include "backend/trace_tensor.h"
@@ -99,6 +100,7 @@ at::Tensor ConstantLike(const at::Scalar& value, const at::Tensor& like) {
 at::Tensor RecordedCopyOf(TraceSession& session, const at::Tensor& self, const at::Tensor& meta) {
   at::Tensor result = session.NewTemporary(meta.sizes(), meta.strides(), meta.scalar_type());
   session.RecordCopy(result, self, /*ran=*/false);
+  ClaimDevice(result, ClaimedDevice(self));
   return result;
 }
 
@@ -180,12 +182,12 @@ at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Sc
     return at::_ops::fill__Scalar::redispatch(keys & kBelowMode, self, value);
   }
   CheckWritable(self, "fill_");
-  session->RecordConstant(self, ConstantLike(value, self));
-  return self;
   if (IsLazy(self)) {
     RefuseLazyWrite(*session, "aten::fill_", {self});
     return self;
   }
+  session->RecordConstant(self, ConstantLike(value, self));
+  return self;
 }
 
 at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& value) {
@@ -206,12 +208,12 @@ at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& self) {
     return at::_ops::zero_::redispatch(keys & kBelowMode, self);
   }
   CheckWritable(self, "zero_");
-  session->RecordConstant(self, ConstantLike(0, self));
-  return self;
   if (IsLazy(self)) {
     RefuseLazyWrite(*session, "aten::zero_", {self});
     return self;
   }
+  session->RecordConstant(self, ConstantLike(0, self));
+  return self;
 }
 
 at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
@@ -225,12 +227,12 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
   };
   if (session == nullptr || IsWrapper(self)) return below(device);
   const Touch touch = session->Find(self).touch;
-  const bool to_trace = device.has_value() && device->is_privateuseone();
-  if (touch != Touch::kPlain &&
   if (touch != Touch::kPlain && IsLazy(self)) {
     return _to_copy(keys, ResolveLazy(*session, self), dtype, layout, device, pin_memory,
                     non_blocking, memory_format);
   }
+  const bool to_trace = device.has_value() && device->is_privateuseone();
+  if (touch != Touch::kPlain &&
       CastBitsOf(self.scalar_type(), dtype.value_or(self.scalar_type())) == CastBits::kByPosition) {
     return RecordedProgram(*session, self, dtype, memory_format);
   }
@@ -258,7 +260,51 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
   const at::Tensor meta =
       at::_to_copy(MetaLike(self), at::TensorOptions().dtype(dtype).layout(layout),
                    /*non_blocking=*/false, memory_format);
-  return RecordedCopyOf(*session, self, meta);
+  at::Tensor result = RecordedCopyOf(*session, self, meta);
+  if (device.has_value()) ClaimDevice(result, *device);
+  return result;
+}
+
+namespace {
+
+// Whether eager returns `self` itself. See Note [Claimed devices].
+bool IsThere(const at::Tensor& self, std::optional<at::Device> device,
+             std::optional<at::ScalarType> dtype, bool copy,
+             std::optional<at::MemoryFormat> memory_format) {
+  if (copy || !device.has_value() || !IsTraceTensor(self)) return false;
+  const c10::Device claimed = ClaimedDevice(self);
+  const bool same_index = device->index() == claimed.index() || !device->has_index();
+  if (device->type() != claimed.type() || !(same_index || !claimed.has_index())) return false;
+  if (dtype.value_or(self.scalar_type()) != self.scalar_type()) return false;
+  const at::MemoryFormat format = memory_format.value_or(at::MemoryFormat::Preserve);
+  return format == at::MemoryFormat::Preserve || self.suggest_memory_format() == format;
+}
+
+}  // namespace
+
+at::Tensor to_device(c10::DispatchKeySet keys, const at::Tensor& self, at::Device device,
+                     at::ScalarType dtype, bool non_blocking, bool copy,
+                     std::optional<at::MemoryFormat> memory_format) {
+  if (IsThere(self, device, dtype, copy, memory_format)) return self;
+  return at::_ops::to_device::redispatch(keys & kBelowMode, self, device, dtype, non_blocking, copy,
+                                         memory_format);
+}
+
+at::Tensor to_dtype_layout(c10::DispatchKeySet keys, const at::Tensor& self,
+                           std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                           std::optional<at::Device> device, std::optional<bool> pin_memory,
+                           bool non_blocking, bool copy,
+                           std::optional<at::MemoryFormat> memory_format) {
+  if (IsThere(self, device, dtype, copy, memory_format)) return self;
+  return at::_ops::to_dtype_layout::redispatch(keys & kBelowMode, self, dtype, layout, device,
+                                               pin_memory, non_blocking, copy, memory_format);
+}
+
+at::Tensor to_other(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other,
+                    bool non_blocking, bool copy, std::optional<at::MemoryFormat> memory_format) {
+  if (IsThere(self, ClaimedDevice(other), other.scalar_type(), copy, memory_format)) return self;
+  return at::_ops::to_other::redispatch(keys & kBelowMode, self, other, non_blocking, copy,
+                                        memory_format);
 }
 
 at::Tensor clone(c10::DispatchKeySet keys, const at::Tensor& self,
@@ -269,6 +315,8 @@ at::Tensor clone(c10::DispatchKeySet keys, const at::Tensor& self,
   };
   if (session == nullptr || IsWrapper(self)) return below();
   const TouchedStorage touched = session->Find(self);
+  if (touched.touch != Touch::kPlain && IsLazy(self))
+    return clone(keys, ResolveLazy(*session, self), memory_format);
   if (touched.touch == Touch::kKnown) return RunAndRecord(*session, self, below);
   const ModeOff mode_off;
   if (IsKnown(touched)) return below();
@@ -292,6 +340,7 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
     const TouchedStorage touched = session->Find(tensor);
     touches |= touched.touch != Touch::kPlain;
     known &= IsKnown(touched);
+    if (touched.touch != Touch::kPlain && IsLazy(tensor)) tensor = ResolveLazy(*session, tensor);
   }
   const ModeOff mode_off;
   if (!touches) return below();
@@ -312,11 +361,10 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
   for (const at::Tensor& tensor : tensors) metas.push_back(MetaLike(tensor));
   const at::Tensor meta = on_meta(metas);
   at::Tensor result = session->NewTemporary(meta.sizes(), meta.strides(), meta.scalar_type());
+  ClaimDevice(result, ClaimedDevice(tensors.front()));
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const at::Tensor place = part(result, i);
     if (session->Find(tensors[i]).touch == Touch::kPlain) {
-  if (touched.touch != Touch::kPlain && IsLazy(self))
-    return clone(keys, ResolveLazy(*session, self), memory_format);
       session->NoteExternal(tensors[i]);
       session->RecordConstant(place, tensors[i].detach().to(place.scalar_type()));
     } else {
@@ -340,7 +388,6 @@ at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int6
       parts, [&] { return at::_ops::cat::redispatch(keys & kBelowMode, tensors, dim); },
       [&](const std::vector<at::Tensor>& metas) { return at::cat(metas, dim); },
       [&](const at::Tensor& result, std::size_t i) {
-    if (touched.touch != Touch::kPlain && IsLazy(tensor)) tensor = ResolveLazy(*session, tensor);
         if (skipped(parts[i])) return result.flatten().narrow(0, 0, 0);
         const int64_t length = parts[i].size(dim);
         start += length;

@@ -20,6 +20,16 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
                     std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
                     std::optional<at::Device> device, std::optional<bool> pin_memory,
                     bool non_blocking, std::optional<at::MemoryFormat> memory_format);
+at::Tensor to_device(c10::DispatchKeySet keys, const at::Tensor& self, at::Device device,
+                     at::ScalarType dtype, bool non_blocking, bool copy,
+                     std::optional<at::MemoryFormat> memory_format);
+at::Tensor to_dtype_layout(c10::DispatchKeySet keys, const at::Tensor& self,
+                           std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+                           std::optional<at::Device> device, std::optional<bool> pin_memory,
+                           bool non_blocking, bool copy,
+                           std::optional<at::MemoryFormat> memory_format);
+at::Tensor to_other(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& other,
+                    bool non_blocking, bool copy, std::optional<at::MemoryFormat> memory_format);
 at::Tensor clone(c10::DispatchKeySet keys, const at::Tensor& self,
                  std::optional<at::MemoryFormat> memory_format);
 at::Tensor cat(c10::DispatchKeySet keys, const at::ITensorListRef& tensors, int64_t dim);

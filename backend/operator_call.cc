@@ -198,6 +198,16 @@ void OperatorCall::AdoptChanged() {
   }
 }
 
+// `inv = torch.empty_like(perm); inv[perm] = torch.arange(8)`: what nobody wrote holds anything
+// in an eager call, so zeroes will do.
+void OperatorCall::ZeroUninitialised() {
+  const ModeOff mode_off;
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.written && !arg.is_out && session_.IsUninitialised(arg.tensor))
+      session_.RecordConstant(arg.tensor, at::full({}, 0, arg.tensor.options().device(at::kCPU)));
+  }
+}
+
 // Puts the returned values on the stack, tensors replaced by those of the pass.
 void OperatorCall::ReturnTraced(std::vector<c10::IValue>& returned,
                                 const std::vector<at::Tensor>& fresh) {
@@ -218,16 +228,6 @@ void OperatorCall::ReturnTraced(std::vector<c10::IValue>& returned,
       for (std::size_t k = returned[i].toTensorVector().size(); k > 0; --k)
         list.push_back(fresh[next++]);
       returned[i] = list;
-// `inv = torch.empty_like(perm); inv[perm] = torch.arange(8)`: what nobody wrote holds anything
-// in an eager call, so zeroes will do.
-void OperatorCall::ZeroUninitialised() {
-  const ModeOff mode_off;
-  for (const TensorArgument& arg : tensors_) {
-    if (arg.written && !arg.is_out && session_.IsUninitialised(arg.tensor))
-      session_.RecordConstant(arg.tensor, at::full({}, 0, arg.tensor.options().device(at::kCPU)));
-  }
-}
-
     }
   }
   stack_.resize(begin_);
@@ -301,6 +301,7 @@ bool OperatorCall::RecordMoved(const at::Tensor& labels, const std::vector<at::T
   const at::Tensor to = in_place ? tensors_.front().tensor
                                  : session_.NewTemporary(labels.sizes(), labels.strides(),
                                                          data.front().scalar_type());
+  if (!in_place) ClaimDevice(to, ClaimedDevice(tensors_.front().tensor));
   auto moved = MovesOf(labels, to, in_place ? 0 : -1);
   if (!moved.has_value()) return false;
   std::vector<std::pair<StorageId, StridedMap>> moves;
@@ -328,7 +329,6 @@ NodeRecord OperatorCall::MakeRecord() const {
   return record;
 }
 
-std::shared_ptr<OperatorNode> OperatorCall::CaptureProgram() const {
 namespace {
 
 // A copy with what decides about kernels and promotion: strides, and whether Python wrapped a
@@ -349,6 +349,7 @@ at::Tensor CapturedValue(const at::Tensor& tensor) {
 
 }  // namespace
 
+std::shared_ptr<OperatorNode> OperatorCall::CaptureProgram() const {
   const ModeOff mode_off;
   auto program =
       std::make_shared<OperatorNode>(OperatorNode{op_, {}, {}, 0, {}, at::ScalarType::Float});
@@ -491,6 +492,7 @@ void OperatorCall::RecordNode() {
   }
   std::vector<at::Tensor> traced;
   if (!program->results.empty()) {
+    const at::Tensor& first = tensors_.front().tensor;
     // `at::autocast::is_autocast_enabled` without its header, which includes all of ATen.
     if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU) ||
         !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCUDA)) {
@@ -500,6 +502,7 @@ void OperatorCall::RecordNode() {
     const std::vector<StorageId> values = session_.RecordNode(std::move(record), program);
     for (std::size_t i = 0; i < fresh.size(); ++i)
       traced.push_back(session_.NewValueTensor(values[i], program->results[i]));
+    for (const at::Tensor& tensor : traced) ClaimDevice(tensor, ClaimedDevice(first));
     for (std::size_t i = 0; i < mutated.size(); ++i) {
       session_.RecordValue(mutated[i].first, values[fresh.size() + i],
                            program->results[fresh.size() + i], /*ran=*/false);
@@ -509,4 +512,3 @@ void OperatorCall::RecordNode() {
 }
 
 }  // namespace loadplan
-    const at::Tensor& first = tensors_.front().tensor;

@@ -58,8 +58,8 @@ class OperatorCall {
     if (RunOnConstants()) return;
     AdoptChanged();
     if (RecordMovement()) return;
-    RecordNode();
     ZeroUninitialised();
+    RecordNode();
   }
   void RunForReal();
 
@@ -82,9 +82,9 @@ class OperatorCall {
   void RecordMutated(const at::Tensor& tensor, const at::Tensor& value);
   void AdoptChanged();
   bool RecordMovement();
+  void ZeroUninitialised();
   bool RecordMoved(const at::Tensor& labels, const std::vector<at::Tensor>& data);
   void RecordNode();
-  void ZeroUninitialised();
   bool RunOnMeta(std::vector<c10::IValue>& stack);
   bool AnswerWithStandIns();
   std::string ReadSite() const;

@@ -153,6 +153,9 @@ void RegisterCopies(torch::Library& m) {
   m.impl("fill_.Scalar", TORCH_FN(kernels::fill_scalar));
   m.impl("fill_.Tensor", TORCH_FN(kernels::fill_tensor));
   m.impl("stack", TORCH_FN(kernels::stack));
+  m.impl("to.device", TORCH_FN(kernels::to_device));
+  m.impl("to.dtype_layout", TORCH_FN(kernels::to_dtype_layout));
+  m.impl("to.other", TORCH_FN(kernels::to_other));
   m.impl("zero_", TORCH_FN(kernels::zero_));
 }
 

@@ -80,6 +80,12 @@ constexpr char kComputed[] = "a tensor computed from checkpoint tensors";
 
 }  // namespace
 
+TraceSession::TraceSession(std::shared_ptr<const TargetSet> targets)
+    : targets_(std::move(targets)) {
+  const std::vector<at::Tensor>& storages = targets_->storages();
+  if (!storages.empty() && !storages.front().is_meta()) home_ = storages.front().device();
+}
+
 TraceSession::~TraceSession() { guards_.ReleaseAll(); }
 
 TraceSession* TraceSession::Current() {
@@ -401,12 +407,6 @@ ReadRecord TraceSession::ReadOf(const at::Tensor& tensor) const {
   return {Find(tensor).storage, LayoutOf(tensor), ToDType(tensor.scalar_type())};
 }
 
-std::optional<at::Tensor> TraceSession::ConstantValue(const at::Tensor& tensor,
-                                                      bool allow_uninitialised) {
-  const ModeOff mode_off;
-  const TouchedStorage touched = Find(tensor);
-  const std::lock_guard<std::mutex> lock(mutex_);
-  const auto storage = static_cast<std::size_t>(touched.storage);
 bool TraceSession::IsUninitialised(const at::Tensor& tensor) const {
   const TouchedStorage touched = Find(tensor);
   if (touched.touch != Touch::kTrace) return false;
@@ -415,6 +415,12 @@ bool TraceSession::IsUninitialised(const at::Tensor& tensor) const {
   return log_.storages[storage].kind == StorageKind::kTemporary && writes_into_[storage] == 0;
 }
 
+std::optional<at::Tensor> TraceSession::ConstantValue(const at::Tensor& tensor,
+                                                      bool allow_uninitialised) {
+  const ModeOff mode_off;
+  const TouchedStorage touched = Find(tensor);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const auto storage = static_cast<std::size_t>(touched.storage);
   const StorageRecord& record = log_.storages[storage];
   if (writes_into_[storage] == 0) {
     if (record.kind == StorageKind::kConstant) {

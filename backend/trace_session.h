@@ -40,7 +40,7 @@ struct TouchedStorage {
 
 class TraceSession : public std::enable_shared_from_this<TraceSession> {
  public:
-  explicit TraceSession(std::shared_ptr<const TargetSet> targets) : targets_(std::move(targets)) {}
+  explicit TraceSession(std::shared_ptr<const TargetSet> targets);
   ~TraceSession();
 
   // Reads of values get made-up answers instead of an error. Call before Begin.
@@ -68,6 +68,8 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   // Takes in a real tensor that is about to be changed: from now on it has a history,
   // which begins with the bytes that it holds.
   TouchedStorage Adopt(const at::Tensor& tensor);
+  // Where new tensors would be in an eager call: on the device of the first target.
+  c10::Device home() const { return home_; }
   bool IsTarget(StorageId storage) const { return storage < num_targets_ && storage >= 0; }
 
   // A trace tensor for checkpoint tensor `source` of the plan.
@@ -113,10 +115,10 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   ReadRecord ReadOf(const at::Tensor& tensor) const;
   // What computed the bytes of a storage, without names: "aten::gt.Scalar of checkpoint".
   std::string DescribeOrigin(StorageId storage) const;
-  // The value of a tensor all of whose bytes are captured constants (or nobody's,
-  // where `allow_uninitialised`); nullopt where a byte is not.
   // Whether `tensor` shows trace memory that nothing was written into.
   bool IsUninitialised(const at::Tensor& tensor) const;
+  // The value of a tensor all of whose bytes are captured constants (or nobody's,
+  // where `allow_uninitialised`); nullopt where a byte is not.
   std::optional<at::Tensor> ConstantValue(const at::Tensor& tensor, bool allow_uninitialised);
 
   // Real memory that was written in the pass without being run, is no target, and
@@ -150,10 +152,10 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   void Push(const at::Tensor& to, CopyRecord record, bool ran);
 
   const std::shared_ptr<const TargetSet> targets_;
-  StorageId num_targets_ = 0;
-  std::atomic<bool> active_{false};
   c10::Device home_ = c10::Device(c10::kCPU);
   std::atomic<long> num_threads_{0};
+  StorageId num_targets_ = 0;
+  std::atomic<bool> active_{false};
   mutable std::mutex mutex_;
   RecordLog log_;
   std::vector<std::int32_t> writes_into_;  // copy records per storage

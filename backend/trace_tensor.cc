@@ -45,8 +45,22 @@ TraceContext* ContextOf(const c10::StorageImpl* storage) {
                                               : nullptr;
 }
 
+c10::Device ClaimedDevice(const at::Tensor& tensor) {
+  const TraceContext* const context = IsTraceTensor(tensor) && tensor.has_storage()
+                                          ? ContextOf(tensor.storage().unsafeGetStorageImpl())
+                                          : nullptr;
+  return context == nullptr ? tensor.device() : context->claimed;
+}
+
+void ClaimDevice(const at::Tensor& trace_tensor, c10::Device device) {
+  if (device.is_privateuseone() || device.is_meta()) return;
+  if (TraceContext* const context = ContextOf(trace_tensor.storage().unsafeGetStorageImpl()))
+    context->claimed = device;
+}
+
 c10::DataPtr MakeTraceDataPtr(std::shared_ptr<TraceSession> session, StorageId storage) {
-  auto* const context = new TraceContext{std::move(session), storage};
+  const c10::Device claimed = session->home();
+  auto* const context = new TraceContext{std::move(session), claimed, storage};
   return {nullptr, context, &DeleteContext, c10::Device(c10::kPrivateUse1, 0)};
 }
 

@@ -25,9 +25,23 @@ class TraceSession;
 // What the DataPtr of a trace storage points to.
 struct TraceContext {
   std::shared_ptr<TraceSession> session;
+  // Where an eager call would have the tensor: see Note [Claimed devices].
+  c10::Device claimed;
   // Another one after a write into an operator's output, which itself never changes.
   std::atomic<StorageId> storage = -1;
 };
+
+// Note [Claimed devices]
+//
+//   w.cpu().zero_()               zeroes `w` itself where `w` is on the CPU
+//   if w.is_cuda: ...             a loader may ask
+//
+// A trace tensor lies on PrivateUse1, but an eager call gets checkpoint tensors on the device
+// that `ParamMeta` names, or on that of the first target. So each storage carries the device
+// that it stands for: `to` returns its argument where it is there already, and the package
+// answers with it while a pass runs. Results are on the device of their first argument.
+c10::Device ClaimedDevice(const at::Tensor& tensor);  // of any other tensor: its own device
+void ClaimDevice(const at::Tensor& trace_tensor, c10::Device device);
 
 inline bool IsTraceTensor(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->key_set().has_backend(c10::BackendComponent::PrivateUse1Bit);

@@ -175,6 +175,7 @@ absl::Status Tracer::State::Begin(const std::function<bool(std::int32_t)>& takes
     if (!takes_part(source)) continue;
     const SourceMeta& meta = metas[i];
     at::Tensor tensor = session->NewCheckpointTensor(source, meta.name, meta.shape, meta.dtype);
+    if (meta.device.has_value()) ClaimDevice(tensor, *meta.device);
     source_storages[i] = session->FindWritten(tensor).storage;
     storages.emplace_back(tensor.storage().getWeakStorageImpl());
     pass.push_back({source, std::move(tensor)});

@@ -23,6 +23,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,8 @@ struct SourceMeta {
   std::string name;
   std::vector<int64_t> shape;
   at::ScalarType dtype = at::ScalarType::Float;
+  // Where it will be when an eager call gets it; without: on the device of the first target.
+  std::optional<at::Device> device;
 };
 
 // What a pass gives the loader: names by index into the metas, each with a trace tensor.
@@ -121,12 +124,12 @@ class LOADPLAN_API Tracer {
 
   // Gives a name up; one of the current pass is left out of the next one.
   void MarkFallback(int32_t source, const std::string& reason);
-
-  // The plan of the last pass; names that it refused are fallbacks. Errors as BuildLoadPlan.
-  absl::StatusOr<std::shared_ptr<const TracedPlan>> BuildPlan(OverlapPolicy overlaps);
   // For a pass that `error` ended and EndPass would not repeat: whether the loader may only lack
   // names that were left out. Then all names are fallbacks, which go through one call of it.
   bool FallBackAsAWhole(const std::string& error);
+
+  // The plan of the last pass; names that it refused are fallbacks. Errors as BuildLoadPlan.
+  absl::StatusOr<std::shared_ptr<const TracedPlan>> BuildPlan(OverlapPolicy overlaps);
 
   const std::vector<SourceMeta>& metas() const;
   const std::shared_ptr<const TargetSet>& targets() const;

@@ -14,6 +14,7 @@
 
 #include "backend/call_watch.h"
 #include "backend/target_set.h"
+#include "backend/trace_tensor.h"
 #include "backend/tracer.h"
 #include "lifecycle/reload_session.h"
 #include "loadplan_built_for.h"
@@ -31,7 +32,7 @@ class TracerClass : public torch::CustomClassHolder {
  public:
   // `dims` holds the extents of all shapes, one after the other; a device may be "".
   TracerClass(Strings names, const Ints& dims, const Ints& ranks, const Ints& dtypes,
-              Strings target_names, Tensors target_tensors) {
+              const Strings& devices, Strings target_names, Tensors target_tensors) {
     std::vector<SourceMeta> metas(names.size());
     auto dim = dims.begin();
     for (std::size_t i = 0; i < names.size(); ++i) {
@@ -39,6 +40,7 @@ class TracerClass : public torch::CustomClassHolder {
       metas[i].shape.assign(dim, dim + ranks[i]);
       metas[i].dtype = static_cast<at::ScalarType>(dtypes[i]);
       dim += ranks[i];
+      if (!devices[i].empty()) metas[i].device = at::Device(devices[i]);
     }
     auto targets = std::make_shared<const TargetSet>(
         Value(TargetSet::Create(LiveTargets(std::move(target_names), std::move(target_tensors)))));
@@ -351,7 +353,7 @@ void DefineClasses(torch::Library& library) {
       .def("plan", &PlanFileClass::plan)
       .def("bind", &PlanFileClass::bind);
   library.class_<TracerClass>("Tracer")
-      .def(torch::init<Strings, Ints, Ints, Ints, Strings, Tensors>())
+      .def(torch::init<Strings, Ints, Ints, Ints, Strings, Strings, Tensors>())
       .def("begin_pass", &TracerClass::begin_pass)
       .def("take_pass_tensors", &TracerClass::take_pass_tensors)
       .def("has_live_tensors", &TracerClass::has_live_tensors)
@@ -438,12 +440,12 @@ struct Register {
     library.emplace(torch::Library::DEF, "loadplan", std::nullopt, __FILE__, __LINE__);
     library->def("version() -> str", [] { return std::string(kVersion); });
     library->def("built_for_torch() -> str", [] { return std::string(kBuiltForTorch); });
+    // For the host language to implement. See backend/loader_line.h.
+    library->def("loader_line() -> str");
     // The host language's dtype as the number that every list here uses.
     library->def("dtype_code(int dtype) -> int", [](int64_t dtype) { return dtype; });
     library->def("read_metadata(str[] paths) -> (str[], int[], int[], int[])", ReadMetadata);
     DefineClasses(*library);
-    // For the host language to implement. See backend/loader_line.h.
-    library->def("loader_line() -> str");
     DefineShardExchange<LoadPlanClass, SessionClass>(*library);
   }
 };

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from . import _curious
+from ._claims import claiming_devices
 from ._library import CODE_OF, classes
 from ._rebinding import Bindings
 from ._stand_ins import standing_in_for_items
@@ -26,10 +27,10 @@ from .targets import Targets
 
 DONE, REPEAT, REFUSE = range(3)
 
-_TORCH = os.path.dirname(torch.__file__) + os.sep
 # The library's own words, see MakeTraceTensor.
 _READ_POINTER = re.compile("checkpoint tensor `(.*)` holds no data while it is traced")
 
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
 
 
@@ -45,6 +46,7 @@ def make_tracer(targets: Targets, metas: list[ParamMeta]) -> Any:
         [extent for meta in metas for extent in meta.shape],
         [len(meta.shape) for meta in metas],
         [CODE_OF[meta.dtype] for meta in metas],
+        ["" if meta.device is None else str(meta.device) for meta in metas],
         names,
         tensors,
     )
@@ -64,10 +66,10 @@ def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ..
         if verdict == REFUSE:
             # Torch refuses some reads before any kernel of ours: look for the tensor once more.
             if not one.error or diagnose:
-                one.refuse(message)
-            diagnose = True
                 if one.error and tracer.fall_back_as_a_whole(one.error):
                     return one.bindings.rebound
+                one.refuse(message)
+            diagnose = True
         else:
             diagnose = False
 
@@ -127,7 +129,7 @@ class _Pass:
         (begin or self.tracer.begin_pass)()
         _curious.install()
         try:
-            with join_threads(self.tracer):
+            with join_threads(self.tracer), claiming_devices(self.tracer):
                 if diagnose:
                     with _Diagnosis(self.tracer):
                         load_weights(self.weights())
@@ -153,8 +155,6 @@ class _Pass:
             self.current = source
             yield self.names[source], tensors.pop()
 
-    def refuse(self, message: str) -> NoReturn:
-        raise RuntimeError(message) from self.cause
     def give_up_read_pointer(self, error: BaseException) -> None:
         """The name whose memory torch was asked for (`pickle.dumps(w)`) goes through the loader."""
         found = _READ_POINTER.search(str(error))
@@ -164,6 +164,8 @@ class _Pass:
         reason = "its memory is read through a raw pointer" + (f" at {where}" if where else "")
         self.tracer.mark_fallback(self.names.index(found[1]), reason)
 
+    def refuse(self, message: str) -> NoReturn:
+        raise RuntimeError(message) from self.cause
 
 
 def describe(error: BaseException) -> str:
@@ -194,23 +196,6 @@ def _loader_line() -> str:
     return ""
 
 
-class _Diagnosis(TorchFunctionMode):
-    """Finds the trace tensors in a torch function that raises, and records the refusal."""
-
-    def __init__(self, tracer: Any) -> None:
-        super().__init__()
-        self.tracer = tracer
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        try:
-            return func(*args, **(kwargs or {}))
-        except Exception:
-            found = [t for t in _tensors((args, kwargs)) if t.device.type == "privateuseone"]
-            if found and not _fails_on_real_data(func, args, kwargs or {}):
-                for tensor in found:
-                    self.tracer.refuse(tensor, _name(func), _loader_line())
-            raise
-
 def _answer_loader_line() -> None:
     """Lets the library ask where the loader is."""
     name, key = "loadplan::loader_line", "CompositeExplicitAutograd"
@@ -222,6 +207,23 @@ def _answer_loader_line() -> None:
 _registered = torch.library.Library("loadplan", "IMPL")
 _answer_loader_line()
 
+
+class _Diagnosis(TorchFunctionMode):
+    """Finds the trace tensors in a torch function that raises, and records the refusal."""
+
+    def __init__(self, tracer: Any) -> None:
+        super().__init__()
+        self.tracer = tracer
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception:
+            found = [t for t in _tensors((args, kwargs)) if _curious.is_trace(t)]
+            if found and not _fails_on_real_data(func, args, kwargs or {}):
+                for tensor in found:
+                    self.tracer.refuse(tensor, _name(func), _loader_line())
+            raise
 
 
 def _name(func: Any) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ._curious import is_trace
 from .targets import Targets
 
 _SLOTS = ("_parameters", "_buffers", "_modules")
@@ -58,9 +59,9 @@ class Bindings:
                 rebound.append(name)
                 value = mapping.get(key)
                 # Also a real tensor that stands in a target's place, and was traced into.
-                if _is_trace(value) or (is_target and isinstance(value, Tensor)):
+                if is_trace(value) or (is_target and isinstance(value, Tensor)):
                     tracer.refuse(value, f"{name} = ...", "")
-                if is_target and key in held and not _is_trace(value):
+                if is_target and key in held and not is_trace(value):
                     self._moved.append(name)
             for key in changed:
                 if key in held:
@@ -73,7 +74,7 @@ class Bindings:
                     continue
                 rebound.append(f"{name}.data")
                 # Torch lets a live tensor become a trace tensor without asking any kernel.
-                if _is_trace(tensor):
+                if is_trace(tensor):
                     tracer.refuse(tensor, f"{name}.data = ...", "")
                 else:
                     self._moved.append(name)
@@ -98,10 +99,6 @@ def _changed_keys(mapping: Mapping[Any, Any], held: Mapping[Any, Any]) -> list[A
         if key not in _SLOTS and held.get(key, mapping) is not value
     ]
     return changed + [key for key in held if key not in mapping]
-
-
-def _is_trace(value: object) -> bool:
-    return isinstance(value, Tensor) and value.device.type == "privateuseone"
 
 
 def _same_place(tensor: Tensor, alias: Tensor) -> bool:

@@ -91,6 +91,69 @@ def test_a_number_promotes_as_in_eager_when_an_operator_runs_again() -> None:
     assert kinds(check(make, load, metas("w"))) == {"w": "derived"}
 
 
+# ------------------------------------------------------------------ where a tensor is
+ASKED: dict[str, Callable[[Tensor], bool]] = {
+    "device": lambda w: w.device.type == "cpu" and w.device == torch.empty(0).device,
+    "is_cpu": lambda w: w.is_cpu and not w.is_cuda,
+    "get_device": lambda w: w.get_device() == -1,
+    "type": lambda w: w.type() == "torch.FloatTensor",
+    "temporary": lambda w: (w * 2).device.type == "cpu" and torch.cat([w, w]).is_cpu,
+    "memory": lambda w: not w.is_pinned() and not w.is_shared(),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_a_trace_tensor_says_that_it_is_where_an_eager_call_has_it(asked: str) -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            live[name].copy_(w if ASKED[asked](w) else -w)
+
+    assert kinds(check(make, load, metas("a", "b"))) == {"a": "direct", "b": "direct"}
+    assert torch.empty(1).is_shared() is False and "device" not in vars(Tensor)
+
+
+def test_a_declared_device_decides_a_branch() -> None:
+    live = make()
+
+    def load(weights: Weights) -> None:
+        for name, w in weights:
+            length = 1 if w.device == torch.device("cuda", 1) and w.is_cuda else 4
+            live[name][:length].copy_(w[:length])
+
+    targets = Targets(live, load_weights=load)
+    plan = loadplan.plan_loads(targets, [ParamMeta("a", (4,), F32, "cuda:1"), *metas("b")])
+    assert plan.get_boxes("a") == (((0, 1),),) and plan.get_boxes("b") == (((0, 4),),)
+
+
+MOVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "cpu": lambda w, p: w.cpu(),
+    "to_device": lambda w, p: w.to(p.device),
+    "to_both": lambda w, p: w.to(device=p.device, dtype=p.dtype),
+    "to_other": lambda w, p: w.to(p),
+    "to_itself": lambda w, p: w.to(w.device),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_tensor_that_is_there_already_is_not_copied(move: str) -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            MOVES[move](w, live[name])[1:].zero_()
+            live[name].copy_(w)
+
+    plan = check(make, load, metas("a"))
+    assert plan.get_boxes("a") == (((0, 1),),)
+
+
+def test_a_copy_that_is_asked_for_is_made() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            w.to("cpu", copy=True).zero_()
+            live[name].copy_(w)
+
+    assert kinds(check(make, load, metas("a"))) == {"a": "direct"}
+
+
 # ------------------------------------------------------------------ loaders that insist
 def strict(live: Live, weights: Weights) -> None:
     missing = set(live)

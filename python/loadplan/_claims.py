@@ -1,0 +1,102 @@
+"""What a trace tensor says when a loader asks for its device, or for its memory.
+
+A loader that branches on ``w.is_cuda`` must take the branch of the eager call: while a pass runs,
+trace tensors name the device that they stand for (Note [Claimed devices] in
+``backend/trace_tensor.h``).  Torch reads ``data_ptr`` without asking any kernel, so that a refusal
+that the loader catches would be lost: it is noted here.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._curious import is_trace
+
+_device_of = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+_is_cpu = torch._C.TensorBase.is_cpu.__get__  # type: ignore[attr-defined]
+_is_cuda = torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
+
+_lock = threading.Lock()
+_users = 0
+_tracer: Any = None  # any one: the storage of a trace tensor knows its device
+
+
+def _device(tensor: Tensor) -> torch.device:
+    device: torch.device = _device_of(tensor)
+    if device.type == "privateuseone" and _tracer is not None:
+        device = _tracer.claimed_device(tensor)
+    return device
+
+
+def _get_device(tensor: Tensor) -> int:
+    if not is_trace(tensor):
+        return torch._C.TensorBase.get_device(tensor)
+    device = _device(tensor)
+    return -1 if device.type == "cpu" else device.index or 0
+
+
+def _data_ptr(tensor: Tensor) -> int:
+    if is_trace(tensor):
+        from ._passes import _loader_line, _tracers
+
+        tracer = getattr(_tracers, "current", None)
+        if tracer is not None:
+            tracer.refuse(tensor, "Tensor.data_ptr", _loader_line())
+    return torch._C.TensorBase.data_ptr(tensor)
+
+
+def _type(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+    if args or kwargs or not is_trace(tensor):
+        return torch._C.TensorBase.type(tensor, *args, **kwargs)
+    on_cpu = torch._C.TensorBase.type(torch.empty(0, dtype=tensor.dtype))
+    device = _device(tensor).type
+    return on_cpu if device == "cpu" else on_cpu.replace("torch.", f"torch.{device}.", 1)
+
+
+def _is_pinned(tensor: Tensor, *args: Any, **kwargs: Any) -> bool:
+    return not is_trace(tensor) and torch._C.TensorBase.is_pinned(tensor, *args, **kwargs)
+
+
+_is_shared = Tensor.is_shared
+
+_NAMES: dict[str, Any] = {
+    "device": property(_device),
+    "is_cpu": property(lambda t: _device(t).type == "cpu" if is_trace(t) else _is_cpu(t)),
+    "is_cuda": property(lambda t: _device(t).type == "cuda" if is_trace(t) else _is_cuda(t)),
+    "get_device": _get_device,
+    "data_ptr": _data_ptr,
+    "type": _type,
+    "is_pinned": _is_pinned,
+    "is_shared": lambda t: _device(t).type == "cuda" if is_trace(t) else _is_shared(t),
+}
+# Of those names, what the class itself has and does not inherit.
+_OWN = {name: vars(Tensor)[name] for name in _NAMES if name in vars(Tensor)}
+
+
+@contextmanager
+def claiming_devices(tracer: Any) -> Iterator[None]:
+    """While it lasts, in every thread; other tensors answer as ever."""
+    global _tracer, _users
+    with _lock:
+        _users += 1
+        _tracer = tracer
+        for name, value in _NAMES.items():
+            setattr(Tensor, name, value)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                _tracer = None
+                for name in _NAMES:
+                    if name in _OWN:
+                        setattr(Tensor, name, _OWN[name])
+                    else:
+                        delattr(Tensor, name)
