@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/add_meta_dispatch.h>
 #include <ATen/ops/div_meta_dispatch.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/exp_meta_dispatch.h>
 #include <ATen/ops/mul_meta_dispatch.h>
 #include <ATen/ops/neg_meta_dispatch.h>
@@ -56,6 +57,9 @@ void ScaledInPlace(Stack& stack) {
   Return(stack, kMeta(self, stack[1].toTensor(), stack[2].toScalar()));
 }
 
+// Torch has none for it but in Python; its kernel writes into an `empty_like`.
+void ConjPhysical(Stack& stack) { Return(stack, at::empty_like(stack[0].toTensor())); }
+
 const absl::flat_hash_map<std::string, Kernel>& Kernels() {
   namespace meta = at::meta;
   static const auto* const kernels = new absl::flat_hash_map<std::string, Kernel>{
@@ -67,6 +71,7 @@ const absl::flat_hash_map<std::string, Kernel>& Kernels() {
       {"aten::mul_.Tensor", &BinaryInPlace<&meta::mul_>},
       {"aten::div.Tensor", &Binary<&meta::div>},
       {"aten::div_.Tensor", &BinaryInPlace<&meta::div_>},
+      {"aten::_conj_physical", &ConjPhysical},
       {"aten::exp", &Unary<&meta::exp>},
       {"aten::exp_", &UnaryInPlace<&meta::exp_>},
       {"aten::neg", &Unary<&meta::neg>},

@@ -1,9 +1,7 @@
 #include "backend/operator_call.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/result_type.h>
 #include <c10/core/DefaultDtype.h>
@@ -16,6 +14,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "backend/captured_value.h"
 #include "backend/lazy_bits.h"
 #include "backend/loader_line.h"
 #include "backend/movement.h"
@@ -328,26 +327,6 @@ NodeRecord OperatorCall::MakeRecord() const {
   }
   return record;
 }
-
-namespace {
-
-// A copy with what decides about kernels and promotion: strides, and whether Python wrapped a
-// number (`w.sum() * 0.1`), which promotes unlike a tensor.
-at::Tensor CapturedValue(const at::Tensor& tensor) {
-  at::Tensor copy;
-  if (tensor.layout() == at::kStrided && !tensor.is_quantized() && !IsLazy(tensor) &&
-      at::has_internal_overlap(tensor) == at::MemOverlap::No) {
-    copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options())
-               .copy_(tensor.detach());
-  } else {
-    copy = tensor.detach().clone();
-  }
-  if (tensor.unsafeGetTensorImpl()->is_wrapped_number())
-    copy.unsafeGetTensorImpl()->set_wrapped_number(true);
-  return copy;
-}
-
-}  // namespace
 
 std::shared_ptr<OperatorNode> OperatorCall::CaptureProgram() const {
   const ModeOff mode_off;

@@ -12,7 +12,9 @@
 #include "backend/constant_value.h"
 #include "backend/convert.h"
 #include "backend/loader_line.h"
+#include "backend/map_sides.h"
 #include "backend/mode.h"
+#include "backend/thread_session.h"
 #include "backend/trace_tensor.h"
 #include "geometry/overlap.h"
 #include "plan/resolve.h"
@@ -20,19 +22,6 @@
 namespace loadplan {
 namespace {
 
-// The session that a thread takes part in.
-class ThreadSession {
- public:
-  ~ThreadSession() { Set(nullptr); }
-  TraceSession* get() const { return session_.get(); }
-  void Set(std::shared_ptr<TraceSession> session) {
-    if (session_ != nullptr) session_->LeftByThread();
-    session_ = std::move(session);
-  }
-
- private:
-  std::shared_ptr<TraceSession> session_;
-};
 thread_local ThreadSession thread_session;
 
 void LeaveThread() {
@@ -43,26 +32,6 @@ void LeaveThread() {
 const c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
   const c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
   return impl->has_storage() ? impl->unsafe_storage().unsafeGetStorageImpl() : nullptr;
-}
-
-// The items of `from` repeated to `shape`, as `Tensor.expand` repeats them.
-MapSide BroadcastSide(const at::Tensor& from, const DimVector& shape) {
-  const auto itemsize = static_cast<Index>(from.element_size());
-  MapSide side{from.storage_offset() * itemsize, DimVector(shape.size(), 0), itemsize};
-  const auto sizes = from.sizes();
-  const auto strides = from.strides();
-  const std::size_t skip = shape.size() - sizes.size();
-  for (std::size_t d = 0; d < sizes.size(); ++d) {
-    if (sizes[d] == shape[skip + d]) side.byte_strides[skip + d] = strides[d] * itemsize;
-  }
-  return side;
-}
-
-MapSide SideOf(const at::Tensor& tensor) {
-  const auto itemsize = static_cast<Index>(tensor.element_size());
-  MapSide side{tensor.storage_offset() * itemsize, ToDimVector(tensor.strides()), itemsize};
-  for (Index& stride : side.byte_strides) stride *= itemsize;
-  return side;
 }
 
 // Without strides: row-major.

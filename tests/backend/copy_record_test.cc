@@ -114,6 +114,38 @@ TEST_F(CopyRecord, WritesIntoACheckpointTensor) {
   EXPECT_EQ(EntryOf(**loader_.Plan(), "w").kind, EntryKind::kUnneeded);
 }
 
+TEST_F(CopyRecord, AnOperatorsOutputThatIsWrittenMovesToACopy) {
+  const at::Tensor y = loader_["w"] * 2;
+  const at::Tensor view = y.narrow(0, 0, 2);
+  p_.copy_(y);
+  view.zero_();
+  q_.copy_(y);
+  for (const auto& copy : loader_.log().copies)
+    EXPECT_NE(loader_.KindOf(copy.to), StorageKind::kValue) << "an output is immutable";
+  ASSERT_EQ(loader_.End().kind, PassVerdict::kDone);
+  EXPECT_EQ(EntryOf(**loader_.Plan(), "w").kind, EntryKind::kDerived);
+}
+
+TEST_F(CopyRecord, LazilyConjugatedSourcesAreComputed) {
+  const at::Tensor z = at::view_as_complex(loader_["w"].view({4, 3, 2}));
+  at::view_as_complex(p_.view({4, 3, 2})).copy_(z.conj());
+  ASSERT_EQ(loader_.log().nodes.size(), 1U);
+  EXPECT_EQ(loader_.log().nodes[0].op, "aten::_conj_physical");
+  EXPECT_THAT(ErrorOf([&] {
+                at::view_as_complex(q_.view({4, 3, 2})).conj().copy_(z);
+              }),
+              HasSubstr("lazily conjugated or negated view of target `q`"));
+}
+
+TEST_F(CopyRecord, ATensorThatIsThereAlreadyIsNotCopied) {
+  const at::Tensor w = loader_["w"];
+  EXPECT_TRUE(w.to(at::kCPU).is_same(w));
+  EXPECT_TRUE(w.cpu().is_same(w));
+  EXPECT_TRUE(w.to(p_.options()).is_same(w));
+  EXPECT_FALSE(w.to(at::TensorOptions(at::kCPU), /*non_blocking=*/false, /*copy=*/true).is_same(w));
+  EXPECT_FALSE(w.to(at::kDouble).is_same(w));
+}
+
 TEST_F(CopyRecord, ViewOfAnotherDtypeMovesBytes) {
   p_.narrow(1, 0, 3).copy_(loader_["b"].view(at::kFloat));
   ASSERT_EQ(num_copies(), 1U);

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "backend/storage_guard.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/backend/traced_loader.h"
@@ -58,6 +59,33 @@ TEST(StorageGuard, WatchedOperatorsReadThroughIt) {
   EXPECT_EQ(p.narrow(0, 2, 2).sum().item<float>(), 5);
   EXPECT_EQ(p.narrow(0, 2, 2).clone().sum().item<float>(), 5);
   EXPECT_THAT(ErrorOf([&] { p.const_data_ptr(); }), HasSubstr("only traced"));
+}
+
+TEST(StorageGuard, StaysOpenUntilTheLastLiftEnds) {
+  const at::Tensor p = at::zeros({4});
+  StorageGuards guards;
+  ASSERT_THAT(guards.ForbidWrites(p.storage(), "p"), IsOk());
+  {
+    const StorageGuards::Lift outer(guards, {p.storage().unsafeGetStorageImpl()});
+    { const StorageGuards::Lift inner(guards, {p.storage().unsafeGetStorageImpl()}); }
+    EXPECT_EQ(ErrorOf([&] { p.mutable_data_ptr(); }), "");
+    guards.ForbidReads(p.storage(), "`p` is only traced");
+    EXPECT_EQ(ErrorOf([&] { p.const_data_ptr(); }), "") << "an operator is at work";
+  }
+  EXPECT_EQ(ErrorOf([&] { p.const_data_ptr(); }), "`p` is only traced");
+}
+
+TEST(StorageGuard, ACopyOnWriteTargetIsGuardedOverMemoryOfItsOwn) {
+  const at::Tensor p = at::zeros({4});
+  const at::Tensor lazy = at::_lazy_clone(p);
+  {
+    TracedLoader loader({{"w", {4}, at::kFloat}}, {{"p", lazy}});
+    loader.Begin();
+    EXPECT_THAT(ErrorOf([&] { lazy.mutable_data_ptr(); }), HasSubstr("`p` is being traced"));
+    ASSERT_EQ(loader.End().kind, PassVerdict::kDone);
+  }
+  lazy.fill_(3);
+  EXPECT_EQ(p.sum().item<float>(), 0);
 }
 
 TEST(StorageGuard, PassesOverOneStorageExcludeEachOther) {

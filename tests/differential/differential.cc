@@ -24,6 +24,7 @@ namespace {
 
 constexpr int kUpdates = 2;
 constexpr int kMaxPasses = 50;
+constexpr std::uint32_t kOneOnMeta = 6;
 constexpr char kMeets[] = "called with the fallback names only, touches bytes";
 
 using Tensors = std::vector<at::Tensor>;
@@ -72,11 +73,8 @@ class BothWays {
       return {Outcome::kInvalid, error.what()};
     }
     const Tensors before = Clones(live_);
-    std::vector<LiveTarget> targets;
-    for (const at::Tensor& view : TargetViews(program_, live_))
-      targets.push_back({absl::StrCat("t", targets.size()), view});
-    targets_ = std::make_shared<const TargetSet>(*TargetSet::Create(std::move(targets)));
-    Outcome outcome = Plan();
+    targets_ = TargetsOf(live_);
+    Outcome outcome = gen_() % kOneOnMeta == 0 ? PlanOnMeta() : Plan(live_, targets_);
     if (const std::string changed = Difference(before, live_); !changed.empty())
       return {Outcome::kFailed, "while tracing, " + changed};
     if (outcome.kind != Outcome::kPlanned && outcome.kind != Outcome::kFallback) return outcome;
@@ -132,12 +130,29 @@ class BothWays {
     return "";
   }
 
-  Outcome Plan() {
+  std::shared_ptr<const TargetSet> TargetsOf(const Tensors& storages) const {
+    std::vector<LiveTarget> targets;
+    for (const at::Tensor& view : TargetViews(program_, storages))
+      targets.push_back({absl::StrCat("t", targets.size()), view});
+    return std::make_shared<const TargetSet>(*TargetSet::Create(std::move(targets)));
+  }
+
+  // The plan of a layerwise reload: traced over targets without memory, run on those with it.
+  Outcome PlanOnMeta() {
+    Tensors storages;
+    for (const at::Tensor& storage : live_)
+      storages.push_back(at::empty_like(storage, at::TensorOptions(at::kMeta)));
+    Outcome outcome = Plan(storages, TargetsOf(storages));
+    outcome.on_meta = true;
+    return outcome;
+  }
+
+  Outcome Plan(const Tensors& storages, const std::shared_ptr<const TargetSet>& traced) {
     std::vector<SourceMeta> metas;
     for (const SourceSpec& source : program_.sources)
       metas.push_back({absl::StrCat("w", metas.size()), source.sizes, source.dtype});
-    auto tracer = Tracer::Create(std::move(metas), targets_);
-    const Tensors targets = TargetViews(program_, live_);
+    auto tracer = Tracer::Create(std::move(metas), traced);
+    const Tensors targets = TargetViews(program_, storages);
     for (;;) {
       if (auto status = (*tracer)->BeginPass(); !status.ok())
         return {Outcome::kFailed, status.ToString()};

@@ -43,6 +43,7 @@ struct Tally {
   std::int64_t direct = 0;
   std::int64_t derived = 0;
   std::int64_t from_file = 0;
+  std::int64_t on_meta = 0;
 
   void Add(const Outcome& outcome) {
     ++kinds[outcome.kind];
@@ -51,6 +52,7 @@ struct Tally {
                 Folded(outcome.detail)];
     if (outcome.kind != Outcome::kPlanned) return;
     from_file += outcome.from_file;
+    on_meta += outcome.on_meta;
     names += outcome.num_names;
     direct += outcome.num_direct;
     derived += outcome.num_derived;
@@ -62,9 +64,9 @@ struct Tally {
     };
     std::cout << count << " programs in " << seconds << " s: " << of(Outcome::kPlanned)
               << " by plan (" << names << " names, " << direct << " direct, " << derived
-              << " derived; " << from_file << " from files), " << of(Outcome::kFallback)
-              << " with fallbacks, " << of(Outcome::kRefused) << " refused, "
-              << of(Outcome::kInvalid) << " invalid\n";
+              << " derived; " << from_file << " from files, " << on_meta
+              << " traced over meta targets), " << of(Outcome::kFallback) << " with fallbacks, "
+              << of(Outcome::kRefused) << " refused, " << of(Outcome::kInvalid) << " invalid\n";
     std::multimap<int, std::string, std::greater<>> ranked;
     for (const auto& [reason, times] : reasons) ranked.emplace(times, reason);
     int left = FromEnvironment("LOADPLAN_REASONS", 6);
@@ -121,6 +123,7 @@ TEST_F(RandomLoader, PlanLeavesWhatTheLoaderLeaves) {
   tally.Print(count, seconds.count());
   EXPECT_LE(tally.kinds[Outcome::kRefused] * 10, count) << "more than a tenth is refused";
   EXPECT_GE(tally.from_file * 3, tally.kinds[Outcome::kPlanned] - 30) << "few plans can be saved";
+  EXPECT_GE(tally.on_meta * 12, tally.kinds[Outcome::kPlanned] - 120) << "few are traced over meta";
   EXPECT_EQ(tally.kinds[Outcome::kInvalid], 0) << "the generator makes programs that eager refuses";
 }
 
