@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ._curious import is_trace
 
-_device_of = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+_device_of = torch._C.TensorBase.device.__get__
 _is_cpu = torch._C.TensorBase.is_cpu.__get__  # type: ignore[attr-defined]
 _is_cuda = torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
 
@@ -63,7 +63,7 @@ def _is_pinned(tensor: Tensor, *args: Any, **kwargs: Any) -> bool:
     return not is_trace(tensor) and torch._C.TensorBase.is_pinned(tensor, *args, **kwargs)
 
 
-_is_shared = Tensor.is_shared
+_is_shared: Any = Tensor.is_shared
 
 _NAMES: dict[str, Any] = {
     "device": property(_device),

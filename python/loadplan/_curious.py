@@ -20,7 +20,7 @@ from ._stand_ins import standing_in
 _READERS = ("__array__", "__dlpack__", "__dlpack_device__", "numpy", "tolist")
 
 # Of torch, whatever a pass makes `Tensor.device` say.
-_device_of = torch._C.TensorBase.device.__get__  # type: ignore[attr-defined]
+_device_of = torch._C.TensorBase.device.__get__
 
 _installed = False
 

@@ -201,10 +201,10 @@ def _answer_loader_line() -> None:
     name, key = "loadplan::loader_line", "CompositeExplicitAutograd"
     if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
         return  # a second copy of the package
-    _registered.impl("loader_line", _loader_line, key)
+    _registered.impl("loader_line", _loader_line, key)  # type: ignore[no-untyped-call]
 
 
-_registered = torch.library.Library("loadplan", "IMPL")
+_registered = torch.library.Library("loadplan", "IMPL")  # type: ignore[no-untyped-call]
 _answer_loader_line()
 
 
