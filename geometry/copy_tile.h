@@ -1,0 +1,158 @@
+// CopyTile: what one thread does of one tile of a batch of copies. See Note [Copies in tiles] in
+// geometry/copy_job.h.
+//
+// The kernel and the host run this same code, so that what a device will do is tested where there
+// is none. C++17, and nothing of CUDA but its 16-byte type.
+#ifndef LOADPLAN_GEOMETRY_COPY_TILE_H_
+#define LOADPLAN_GEOMETRY_COPY_TILE_H_
+
+#include <cstdint>
+#include <cstring>
+
+#include "geometry/copy_job.h"
+
+namespace loadplan {
+namespace copy_tile_internal {
+
+#ifdef __CUDACC__
+using Unit16 = uint4;
+#else
+struct alignas(16) Unit16 {
+  std::uint64_t words[2];
+};
+#endif
+
+template <typename T>
+LOADPLAN_ON_DEVICE inline T Load(std::uint64_t address) {
+#ifdef __CUDA_ARCH__
+  return *reinterpret_cast<const T*>(address);
+#else
+  T value;
+  std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof(T));
+  return value;
+#endif
+}
+
+template <typename T>
+LOADPLAN_ON_DEVICE inline void Store(std::uint64_t address, const T& value) {
+#ifdef __CUDA_ARCH__
+  *reinterpret_cast<T*>(address) = value;
+#else
+  std::memcpy(reinterpret_cast<void*>(address), &value, sizeof(T));
+#endif
+}
+
+// Where the byte at `position` of a job lies, from the starts of both sides.
+struct CopyPlace {
+  std::int64_t to;
+  std::int64_t from;
+};
+LOADPLAN_ON_DEVICE inline CopyPlace PlaceOf(const CopyJob& job, std::uint32_t position) {
+  std::uint32_t rest = job.row_nbytes.Quotient(position);
+  const std::uint32_t column = position - rest * job.row_nbytes.value;
+  CopyPlace place{column, column};
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+  for (int d = 0; d < kMaxCopyDims; ++d) {
+    std::uint32_t coordinate = rest;
+    if (d < kMaxCopyDims - 1 && static_cast<std::uint32_t>(d) + 1 < job.rank) {
+      rest = job.extents[d].Quotient(coordinate);
+      coordinate -= rest * job.extents[d].value;
+    } else {
+      rest = 0;
+    }
+    place.to += coordinate * job.to_strides[d];
+    place.from += coordinate * job.from_strides[d];
+  }
+  return place;
+}
+
+// One thread's units of [start, stop): one unit of every `num_threads`.
+template <typename T>
+LOADPLAN_ON_DEVICE inline void CopyUnits(const CopyJob& job, std::uint64_t from,
+                                         std::uint32_t start, std::uint32_t stop,
+                                         std::uint32_t thread, std::uint32_t num_threads) {
+  // Loads that are under way before the first store waits for one.
+  constexpr std::uint32_t kInFlight = 4;
+  constexpr auto kUnit = static_cast<std::uint32_t>(sizeof(T));
+  const std::uint32_t step = num_threads * kUnit;
+  std::uint32_t position = start + thread * kUnit;
+  for (; position + (kInFlight - 1) * step < stop; position += kInFlight * step) {
+    T values[kInFlight];
+    std::int64_t places[kInFlight];
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+    for (std::uint32_t i = 0; i < kInFlight; ++i) {
+      const CopyPlace place = PlaceOf(job, position + i * step);
+      places[i] = place.to;
+      values[i] = Load<T>(from + static_cast<std::uint64_t>(place.from));
+    }
+#ifdef __CUDACC__
+#pragma unroll
+#endif
+    for (std::uint32_t i = 0; i < kInFlight; ++i) {
+      Store<T>(job.to + static_cast<std::uint64_t>(places[i]), values[i]);
+    }
+  }
+  for (; position < stop; position += step) {
+    const CopyPlace place = PlaceOf(job, position);
+    Store<T>(job.to + static_cast<std::uint64_t>(place.to),
+             Load<T>(from + static_cast<std::uint64_t>(place.from)));
+  }
+}
+
+}  // namespace copy_tile_internal
+
+// The last item whose first tile is not behind `tile`.
+LOADPLAN_ON_DEVICE inline std::uint32_t FindCopyItem(const CopyBatch& batch, std::uint32_t tile) {
+  std::uint32_t first = 0;
+  std::uint32_t stop = batch.num_items;
+  while (stop - first > 1) {
+    const std::uint32_t middle = first + (stop - first) / 2;
+    if (batch.items[middle].first_tile <= tile) {
+      first = middle;
+    } else {
+      stop = middle;
+    }
+  }
+  return first;
+}
+
+// The bytes that are moved at a time where the source's bytes start at address `from`.
+LOADPLAN_ON_DEVICE inline std::uint32_t UnitOf(const CopyJob& job, std::uint64_t from) {
+  const auto low_bits = static_cast<std::uint32_t>(from & (kMaxCopyUnit - 1));
+  // The lowest bit that is set.
+  const std::uint32_t alignment = low_bits == 0 ? kMaxCopyUnit : low_bits & (~low_bits + 1);
+  return alignment < job.unit ? alignment : job.unit;
+}
+
+// The share of `thread` of `num_threads` in a tile.
+LOADPLAN_ON_DEVICE inline void CopyTile(const CopyBatch& batch, std::uint32_t tile,
+                                        std::uint32_t thread, std::uint32_t num_threads) {
+  using namespace copy_tile_internal;  // NOLINT(google-build-using-namespace)
+  const CopyItem item = batch.items[FindCopyItem(batch, tile)];
+  const CopyJob job = item.job < batch.num_planned ? batch.planned[item.job]
+                                                   : batch.extra[item.job - batch.num_planned];
+  const std::uint32_t start = (tile - item.first_tile) * kCopyTileNbytes;
+  const std::uint32_t left = job.nbytes - start;
+  const std::uint32_t stop = start + (left < kCopyTileNbytes ? left : kCopyTileNbytes);
+  const std::uint64_t from = item.from + static_cast<std::uint64_t>(job.from);
+  switch (UnitOf(job, item.from)) {
+    case 16:
+      return CopyUnits<Unit16>(job, from, start, stop, thread, num_threads);
+    case 8:
+      return CopyUnits<std::uint64_t>(job, from, start, stop, thread, num_threads);
+    case 4:
+      return CopyUnits<std::uint32_t>(job, from, start, stop, thread, num_threads);
+    case 2:
+      return CopyUnits<std::uint16_t>(job, from, start, stop, thread, num_threads);
+    default:
+      return CopyUnits<std::uint8_t>(job, from, start, stop, thread, num_threads);
+  }
+}
+
+}  // namespace loadplan
+
+#endif  // LOADPLAN_GEOMETRY_COPY_TILE_H_
