@@ -11,6 +11,12 @@
 
 #include "geometry/copy_job.h"
 
+#ifdef __CUDA_ARCH__
+#define LOADPLAN_UNROLL _Pragma("unroll")
+#else
+#define LOADPLAN_UNROLL
+#endif
+
 namespace loadplan {
 namespace copy_tile_internal {
 
@@ -25,7 +31,8 @@ struct alignas(16) Unit16 {
 template <typename T>
 LOADPLAN_ON_DEVICE inline T Load(std::uint64_t address) {
 #ifdef __CUDA_ARCH__
-  return *reinterpret_cast<const T*>(address);
+  // Through the read-only cache: no copy of a batch writes what another reads.
+  return __ldg(reinterpret_cast<const T*>(address));
 #else
   T value;
   std::memcpy(&value, reinterpret_cast<const void*>(address), sizeof(T));
@@ -36,7 +43,8 @@ LOADPLAN_ON_DEVICE inline T Load(std::uint64_t address) {
 template <typename T>
 LOADPLAN_ON_DEVICE inline void Store(std::uint64_t address, const T& value) {
 #ifdef __CUDA_ARCH__
-  *reinterpret_cast<T*>(address) = value;
+  // A generic address is that of global memory; said so, no other kind is looked for.
+  *static_cast<T*>(__cvta_global_to_generic(address)) = value;
 #else
   std::memcpy(reinterpret_cast<void*>(address), &value, sizeof(T));
 #endif
@@ -51,9 +59,7 @@ LOADPLAN_ON_DEVICE inline CopyPlace PlaceOf(const CopyJob& job, std::uint32_t po
   std::uint32_t rest = job.row_nbytes.Quotient(position);
   const std::uint32_t column = position - rest * job.row_nbytes.value;
   CopyPlace place{column, column};
-#ifdef __CUDACC__
-#pragma unroll
-#endif
+  LOADPLAN_UNROLL
   for (int d = 0; d < kMaxCopyDims; ++d) {
     std::uint32_t coordinate = rest;
     if (d < kMaxCopyDims - 1 && static_cast<std::uint32_t>(d) + 1 < job.rank) {
@@ -81,17 +87,13 @@ LOADPLAN_ON_DEVICE inline void CopyUnits(const CopyJob& job, std::uint64_t from,
   for (; position + (kInFlight - 1) * step < stop; position += kInFlight * step) {
     T values[kInFlight];
     std::int64_t places[kInFlight];
-#ifdef __CUDACC__
-#pragma unroll
-#endif
+    LOADPLAN_UNROLL
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
       const CopyPlace place = PlaceOf(job, position + i * step);
       places[i] = place.to;
       values[i] = Load<T>(from + static_cast<std::uint64_t>(place.from));
     }
-#ifdef __CUDACC__
-#pragma unroll
-#endif
+    LOADPLAN_UNROLL
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
       Store<T>(job.to + static_cast<std::uint64_t>(places[i]), values[i]);
     }
