@@ -8,6 +8,7 @@
 
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
+#include "lifecycle/copy_device.h"
 #include "lifecycle/layout_snapshot.h"
 #include "lifecycle/premises.h"
 
@@ -18,6 +19,8 @@ struct BoundPlan {
   std::shared_ptr<const TargetSet> targets;
   LayoutSnapshot layout;  // of the targets, when the plan was made
   Premises premises;
+  // What batches of copies keep of the plan.
+  mutable DevicePlanCache on_device;
   // An engine took destinations (`get_dest`) and may write through them without a word.
   mutable std::atomic<bool> gave_destinations{false};
   // It has said of some name that it was delivered: what it does not report it did not write.

@@ -191,7 +191,7 @@ void CopyCasting(const StridedMap& map, std::span<const CastStep> casts, const B
             ByteSide::OfStorage(items));
 }
 
-absl::Status CheckReach(const char* side, const ByteRange& span, const ByteSide& bytes) {
+absl::Status CheckReachOf(const char* side, const ByteRange& span, const ByteSide& bytes) {
   if (span.start >= 0 && span.stop <= bytes.nbytes()) return absl::OkStatus();
   return absl::InternalError(
       absl::StrFormat("a planned copy %s bytes [%d, %d) of a storage of %d bytes; plan again", side,
@@ -209,11 +209,15 @@ Index ByteSide::nbytes() const {
   return static_cast<Index>(tensor.storage().nbytes()) - byte_offset;
 }
 
+absl::Status CheckReach(const StridedMap& map, const ByteSide& to, const ByteSide& from) {
+  absl::Status status = CheckReachOf("writes", map.ToSpan(), to);
+  return status.ok() ? CheckReachOf("reads", map.FromSpan(), from) : status;
+}
+
 absl::Status CopyMapped(const StridedMap& map, std::span<const CastStep> casts, const ByteSide& to,
                         const ByteSide& from) {
   if (map.empty()) return absl::OkStatus();
-  if (absl::Status status = CheckReach("writes", map.ToSpan(), to); !status.ok()) return status;
-  if (absl::Status status = CheckReach("reads", map.FromSpan(), from); !status.ok()) return status;
+  if (absl::Status status = CheckReach(map, to, from); !status.ok()) return status;
   try {
     if (casts.size() < 2) {
       CopyBytes(map, to, from);

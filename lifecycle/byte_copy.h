@@ -41,6 +41,9 @@ struct ByteSide {
 absl::Status CopyMapped(const StridedMap& map, std::span<const CastStep> casts, const ByteSide& to,
                         const ByteSide& from);
 
+// Internal where `map` reaches outside either storage.
+absl::Status CheckReach(const StridedMap& map, const ByteSide& to, const ByteSide& from);
+
 // The same `from` bytes, packed: `to` becomes a row-major buffer of `from` items.
 StridedMap PackedTo(const StridedMap& map);
 // The same `to` bytes out of such a buffer.

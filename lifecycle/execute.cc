@@ -39,6 +39,10 @@ PlanExecutor::PlanExecutor(std::shared_ptr<const TracedPlan> traced,
   IndexPrograms();
 }
 
+void PlanExecutor::BatchOn(const CopyDevice& device, std::shared_ptr<DevicePlan> plan) {
+  queue_ = std::make_unique<CopyQueue>(device, std::move(plan), *targets_);
+}
+
 void PlanExecutor::IndexPrograms() {
   programs_.resize(plan_.programs().size());
   for (std::int32_t p = 0; p < static_cast<std::int32_t>(programs_.size()); ++p) {
@@ -124,6 +128,7 @@ absl::Status PlanExecutor::Arrived(std::int32_t entry) {
 }
 
 absl::Status PlanExecutor::Finish() {
+  if (absl::Status status = Flush(); !status.ok()) return status;
   for (const WriteItem& item : plan_.constants()) {
     if (IsOfLayer(item.target)) continue;  // set when its layer was complete
     const ByteSide from = ByteSide::OfElements(traced_->constants.at(item.origin.index));
@@ -183,11 +188,24 @@ absl::Status PlanExecutor::BeforeWrite(const WriteItem& item) {
 absl::Status PlanExecutor::Write(const WriteItem& item, const StridedMap& map,
                                  const ByteSide& from) {
   if (absl::Status status = BeforeWrite(item); !status.ok()) return status;
-  absl::Status status = IsOfLayer(item.target)
-                            ? staging_->Write(item.target, map, item.casts, from)
-                            : CopyMapped(map, item.casts, TargetSide(item.target), from);
+  absl::Status status = IsOfLayer(item.target) ? staging_->Write(item.target, map, item.casts, from)
+                                               : WriteToTarget(item, map, from);
   if (status.ok()) written_nbytes_ += map.nbytes();
   return status;
+}
+
+absl::Status PlanExecutor::WriteToTarget(const WriteItem& item, const StridedMap& map,
+                                         const ByteSide& from) {
+  if (queue_ != nullptr) {
+    const absl::StatusOr<bool> is_queued = queue_->Add(item, map, from);
+    if (!is_queued.ok() || *is_queued) return is_queued.status();
+    if (absl::Status status = queue_->FlushBefore(item.target, from); !status.ok()) return status;
+  }
+  return CopyMapped(map, item.casts, TargetSide(item.target), from);
+}
+
+absl::Status PlanExecutor::Flush() {
+  return queue_ == nullptr ? absl::OkStatus() : queue_->Flush();
 }
 
 // A program comes after those it reads, and its names contain theirs: in ascending order

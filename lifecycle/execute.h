@@ -18,6 +18,8 @@
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
 #include "lifecycle/byte_copy.h"
+#include "lifecycle/copy_device.h"
+#include "lifecycle/copy_queue.h"
 #include "lifecycle/entry_parts.h"
 #include "lifecycle/layer_staging.h"
 #include "lifecycle/undo_log.h"
@@ -42,6 +44,8 @@ class PlanExecutor {
   // Keeps in `undo`, which must outlive the executor, the bytes of each region before they are
   // written. Null: nothing is kept. Call before Begin.
   void KeepIn(UndoLog* undo) { undo_ = undo; }
+  // Plain copies into targets wait for Flush, and run together. Call before Begin.
+  void BatchOn(const CopyDevice& device, std::shared_ptr<DevicePlan> plan);
   // Gathers the live bytes and constants that are read later, and runs the programs that
   // wait for no name. Call once, before the first Deliver.
   absl::Status Begin();
@@ -67,10 +71,16 @@ class PlanExecutor {
   // Writes constants and copies of live bytes; of the latter those for layers were written first.
   absl::Status Finish();
 
+  // Starts what waits; until then no sender may use memory again that it has handed over. Where
+  // nothing is batched there is nothing to do.
+  absl::Status Flush();
+
   // Bytes of targets written so far.
   Index written_nbytes() const { return written_nbytes_; }
   // Items of the plan whose targets have been written, maybe in part; staged ones too.
   const absl::flat_hash_set<const WriteItem*>& begun_writes() const { return begun_writes_; }
+  // Null where nothing is batched.
+  const CopyQueue* queue() const { return queue_.get(); }
 
  private:
   // One piece of one input of a program.
@@ -127,6 +137,7 @@ class PlanExecutor {
     return staging_ != nullptr && staging_->Stages(storage);
   }
   ByteSide TargetSide(StorageId storage) const;
+  absl::Status WriteToTarget(const WriteItem& item, const StridedMap& map, const ByteSide& from);
 
   const std::shared_ptr<const TracedPlan> traced_;
   const std::shared_ptr<const TargetSet> targets_;
@@ -134,6 +145,7 @@ class PlanExecutor {
   const LoadPlan& plan_;
   at::Device device_ = at::kCPU;  // of buffers: where eager would have run
   UndoLog* undo_ = nullptr;
+  std::unique_ptr<CopyQueue> queue_;  // null where nothing is batched
   Index written_nbytes_ = 0;
   absl::flat_hash_set<const WriteItem*> begun_writes_;
 

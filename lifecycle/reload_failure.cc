@@ -24,6 +24,7 @@ double Now() {
 absl::Status ReloadSession::Abort() {
   const std::lock_guard lock(mutex_);
   if (absl::Status status = CheckLocked(SessionEvent::kAbort); !status.ok()) return status;
+  if (executor_ != nullptr) (void)executor_->Flush();
   if (undo_ != nullptr) {
     if (absl::Status status = PutBack(); !status.ok()) return FailDamaged(std::move(status), {});
   } else if (WroteLocked()) {
@@ -162,6 +163,8 @@ std::string ReloadSession::LandedText() const {
 }
 
 absl::Status ReloadSession::Fail(absl::Status status, std::span<const LiveTarget> whole) {
+  // What is said to have landed has landed, and nothing comes after the old bytes are back.
+  if (executor_ != nullptr) (void)executor_->Flush();
   status = Annotate(status, absl::StrCat("; ", LandedText()));
   if (undo_ == nullptr) return FailDamaged(std::move(status), whole);
   const bool wrote = !undo_->empty();

@@ -45,7 +45,7 @@ absl::Status ReloadSession::DeliverPlanned(std::span<const std::string> names,
     if (entry.has_value() && KindOf(*entry) == EntryKind::kFallback) continue;
     if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  return Launch();
 }
 
 bool ReloadSession::AllFallbacksArrived() const {

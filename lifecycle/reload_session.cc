@@ -47,6 +47,8 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
     status = undefined_.CheckCovered(plan->plan().targets(), WrittenBytes::OfPlan(plan->plan()));
     if (!status.ok()) return status;
   }
+  const auto batches = ChooseCopyDevice(*plan->targets);
+  if (!batches.ok()) return batches.status();
   if (staging_spec_.has_value()) {
     absl::StatusOr<std::unique_ptr<LayerStaging>> staging =
         LayerStaging::Create(plan->traced, plan->targets, *staging_spec_);
@@ -65,6 +67,10 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
   }
   executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets, staging_.get());
   executor_->KeepIn(undo_.get());
+  if (batches->has_value()) {
+    executor_->BatchOn(**batches,
+                       plan->on_device.Get(plan->plan(), *plan->targets, (*batches)->device));
+  }
   landed_.assign(plan->plan().sources().size(), false);
   plan_ = std::move(plan);
   return absl::OkStatus();
@@ -78,7 +84,8 @@ bool ReloadSession::HasPlan(const BoundPlan* plan) const {
 
 absl::Status ReloadSession::Deliver(std::string_view name, const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  return DeliverLocked(name, tensor);
+  absl::Status status = DeliverLocked(name, tensor);
+  return status.ok() ? Launch() : status;
 }
 
 absl::Status ReloadSession::Deliver(std::span<const std::string> names,
@@ -87,7 +94,25 @@ absl::Status ReloadSession::Deliver(std::span<const std::string> names,
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
   }
-  return absl::OkStatus();
+  return Launch();
+}
+
+void ReloadSession::BeginBatch() {
+  const std::lock_guard lock(mutex_);
+  batching_ = std::this_thread::get_id();
+}
+
+absl::Status ReloadSession::EndBatch() {
+  const std::lock_guard lock(mutex_);
+  batching_ = {};
+  return Launch();
+}
+
+absl::Status ReloadSession::Launch() {
+  if (executor_ == nullptr || batching_ == std::this_thread::get_id()) return absl::OkStatus();
+  absl::Status status = executor_->Flush();
+  return status.ok() ? status
+                     : Fail(Annotate(status, "; names that came last may not have landed"));
 }
 
 absl::StatusOr<std::int32_t> ReloadSession::FindArriving(std::string_view name) const {

@@ -20,6 +20,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -75,6 +76,11 @@ class LOADPLAN_API ReloadSession {
   absl::Status CompleteParts(std::string_view name);
   // OK where `name` was declared and has not arrived, nor in part; else what BeginParts says.
   absl::Status CheckArriving(std::string_view name) const;
+
+  // Until EndBatch copies of this thread's calls may wait, and their sources have to stay as they
+  // are. Without it each call starts its own. See Note [Batched copies].
+  void BeginBatch();
+  absl::Status EndBatch();
 
   // An engine has written the name through its destinations.
   absl::Status ReportDelivered(std::string_view name);
@@ -170,6 +176,8 @@ class LOADPLAN_API ReloadSession {
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);
   absl::Status KeepFallback(std::int32_t entry, const at::Tensor& tensor);
   absl::Status EnsureBegun();
+  // The last thing of a call that lands bytes: starts the copies that wait.
+  absl::Status Launch();
   absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
   absl::Status AddDestinations(std::shared_ptr<const BoundPlan> plan);
   absl::Status KeepDestinations(const BoundPlan& plan);
@@ -231,6 +239,7 @@ class LOADPLAN_API ReloadSession {
   absl::flat_hash_map<std::int32_t, OpenParts> open_;  // entries that arrive in parts
   Names reported_;                                     // by an engine, of those
   Names trusted_;                                      // not of those; see Trusted
+  std::thread::id batching_;                           // whose copies may wait
   bool begun_ = false;                                 // the executor has gathered live bytes
   bool call_taken_ = false;
   bool call_ended_ = false;  // it raised or returned

@@ -74,7 +74,7 @@ absl::Status ReloadSession::DeliverPart(std::string_view name, const StridedMap&
     if (status = EnsureWritable(); !status.ok()) return status;
     status = executor_->DeliverPart(*entry, held, from);
   }
-  return status.ok() ? status : FailInPart(status, *entry);
+  return status.ok() ? Launch() : FailInPart(status, *entry);
 }
 
 absl::StatusOr<std::optional<ByteSide>> ReloadSession::InPlace(std::string_view name,

@@ -45,15 +45,16 @@ absl::Status DeliverBucket(ReloadSession& session, const at::Tensor& buffer,
     absl::Status status = session.BeginParts(item.name, item.shape, item.dtype);
     if (!status.ok()) return status;
   }
-  for (std::size_t i = 0; i < items.size(); ++i) {
+  session.BeginBatch();
+  absl::Status status;
+  for (std::size_t i = 0; status.ok() && i < items.size(); ++i) {
     const StridedMap held =
         StridedMap::Unchecked({}, {0, {}, sizes[i]}, {items[i].byte_offset, {}, sizes[i]}, false);
-    absl::Status status;
     if (sizes[i] > 0) status = session.DeliverPart(items[i].name, held, from);
     if (status.ok()) status = session.CompleteParts(items[i].name);
-    if (!status.ok()) return status;
   }
-  return absl::OkStatus();
+  const absl::Status end = session.EndBatch();
+  return status.ok() ? end : status;
 }
 
 }  // namespace loadplan

@@ -106,6 +106,9 @@ absl::Status Land(std::mt19937& gen, PlanExecutor& executor, Part& part, int& in
     }
   }
   absl::Status status = Deliver(executor, part);
+  // Where copies are batched they may wait until the sender wants its buffer back.
+  if (!status.ok() || gen() % 2 == 0) return status;
+  status = executor.Flush();
   part.buffer.fill_(85);  // the sender reuses it
   return status;
 }
@@ -116,6 +119,10 @@ void RunRandomParts(std::mt19937& gen, int& planned, int& in_place) {
   if (bound == nullptr) return;
   ++planned;
   PlanExecutor executor(bound->traced, bound->targets);
+  if (gen() % 2 == 0) {
+    const CopyDevice device{&ReferenceCopyEngine(), at::kCPU};
+    executor.BatchOn(device, bound->on_device.Get(bound->plan(), *bound->targets, at::kCPU));
+  }
   ASSERT_THAT(executor.Begin(), IsOk());
   std::vector<Part> parts;
   std::vector<int> left(log.weights().size(), 0);

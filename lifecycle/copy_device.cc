@@ -1,0 +1,135 @@
+#include "lifecycle/copy_device.h"
+
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "geometry/copy_jobs.h"
+
+namespace loadplan {
+namespace {
+
+constexpr char kVariable[] = "LOADPLAN_CUDA_BATCH";
+constexpr char kLibrary[] = "libloadplan_cuda.so";
+
+bool NeverCaptures(void*) { return false; }
+const char* RunHere(const CopyBatch& batch, void*) {
+  RunCopiesOnHost(batch);
+  return nullptr;
+}
+const char* RunSmallHere(const SmallCopyBatch& batch, void*) {
+  RunCopiesOnHost(batch.View());
+  return nullptr;
+}
+
+std::string LibraryPath() {
+  if (const char* const path = std::getenv("LOADPLAN_CUDA_LIBRARY")) return path;
+  Dl_info info;
+  if (dladdr(reinterpret_cast<const void*>(&CudaCopyEngine), &info) == 0) return kLibrary;
+  return (std::filesystem::path(info.dli_fname).parent_path() / kLibrary).string();
+}
+
+absl::StatusOr<const CopyEngine*> OpenCudaLibrary() {
+  const std::string path = LibraryPath();
+  // Never closed: a device may still run its kernels when this library goes.
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return absl::NotFoundError(dlerror());
+  const auto get = reinterpret_cast<GetCopyEngine>(dlsym(library, kGetCopyEngine));
+  if (get == nullptr) return absl::NotFoundError(dlerror());
+  const CopyEngine* const engine = get();
+  if (engine->layout == kCopyEngineLayout) return engine;
+  return absl::FailedPreconditionError(
+      absl::StrCat("`", path, "` was built with another libloadplan.so"));
+}
+
+using Range = std::pair<std::uint64_t, std::uint64_t>;
+
+Range RangeOf(const at::Tensor& tensor) {
+  // Not data(): only this call separates a storage that shares its memory copy-on-write.
+  const auto start = reinterpret_cast<std::uint64_t>(tensor.storage().mutable_data());
+  return {start, start + tensor.storage().nbytes()};
+}
+
+}  // namespace
+
+void* CopyDevice::stream() const {
+  if (device.is_cpu()) return nullptr;
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+}
+
+const CopyEngine& ReferenceCopyEngine() {
+  static const CopyEngine engine = {kCopyEngineLayout, NeverCaptures, RunHere, RunSmallHere};
+  return engine;
+}
+
+absl::StatusOr<const CopyEngine*> CudaCopyEngine() {
+  static const absl::StatusOr<const CopyEngine*> engine = OpenCudaLibrary();
+  return engine;
+}
+
+absl::StatusOr<std::optional<CopyDevice>> ChooseCopyDevice(const TargetSet& targets) {
+  const char* const wanted = std::getenv(kVariable);
+  return ChooseCopyDevice(targets, wanted == nullptr ? "" : wanted);
+}
+
+absl::StatusOr<std::optional<CopyDevice>> ChooseCopyDevice(const TargetSet& targets,
+                                                           std::string_view wanted) {
+  if (wanted.empty() || wanted == "0") return std::nullopt;
+  const bool is_reference = wanted == "reference";
+  if (!is_reference && wanted != "1") {
+    return absl::InvalidArgumentError(
+        absl::StrCat(kVariable, " is `", std::string(wanted), "`; expected 0, 1 or reference"));
+  }
+  const auto first = std::ranges::find_if(targets.storages(), [&](const at::Tensor& tensor) {
+    return is_reference ? tensor.is_cpu() : tensor.is_cuda();
+  });
+  if (first == targets.storages().end()) return std::nullopt;
+  if (is_reference) return CopyDevice{&ReferenceCopyEngine(), first->device()};
+  const absl::StatusOr<const CopyEngine*> engine = CudaCopyEngine();
+  if (engine.ok()) return CopyDevice{*engine, first->device()};
+  return absl::FailedPreconditionError(
+      absl::StrCat(kVariable, " is 1 and ", kLibrary,
+                   " cannot be used: ", std::string(engine.status().message()),
+                   "; build loadplan where there is an nvcc, or unset ", kVariable));
+}
+
+std::shared_ptr<DevicePlan> DevicePlanCache::Get(const LoadPlan& plan, const TargetSet& targets,
+                                                 at::Device device) {
+  std::vector<std::uint64_t> addresses(targets.storages().size(), 0);
+  std::vector<std::pair<Range, std::size_t>> ranges;
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    const at::Tensor& tensor = targets.storages()[i];
+    if (tensor.device() != device || tensor.storage().nbytes() == 0) continue;
+    ranges.emplace_back(RangeOf(tensor), i);
+    addresses[i] = ranges.back().first.first;
+  }
+  std::ranges::sort(ranges);
+  std::vector<Range> merged;
+  for (std::size_t i = 0; i < ranges.size(); ++i) {
+    const Range& range = ranges[i].first;
+    if (merged.empty() || merged.back().second <= range.first) {
+      merged.push_back(range);
+      continue;
+    }
+    // Two storages over one memory: what they share is written in the order of the plan only
+    // where each write is a call of its own.
+    merged.back().second = std::max(merged.back().second, range.second);
+    addresses[ranges[i].second] = addresses[ranges[i - 1].second] = 0;
+  }
+  const std::lock_guard lock(mutex_);
+  if (plan_ == nullptr || device_ != device || plan_->copies.addresses() != addresses) {
+    plan_ = std::make_shared<DevicePlan>(plan, std::move(addresses));
+    plan_->ranges = std::move(merged);
+    device_ = device;
+  }
+  return plan_;
+}
+
+}  // namespace loadplan

@@ -1,0 +1,246 @@
+#include "lifecycle/copy_queue.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "lifecycle/execute.h"
+#include "tests/lifecycle/live_log.h"
+#include "tests/lifecycle/random_log.h"
+#include "tests/testing/seed.h"
+#include "tests/testing/status_matchers.h"
+
+namespace loadplan {
+namespace {
+
+using ::loadplan::testing::ForEachRandom;
+using ::loadplan::testing::IsOk;
+using ::loadplan::testing::kBFloat16;
+using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::RandomLog;
+using ::loadplan::testing::StatusIs;
+using ::loadplan::testing::View;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+void BatchOn(PlanExecutor& executor, const BoundPlan& bound,
+             const CopyEngine& engine = ReferenceCopyEngine()) {
+  executor.BatchOn({&engine, at::kCPU},
+                   bound.on_device.Get(bound.plan(), *bound.targets, at::kCPU));
+}
+
+// An update in which copies wait until a sender wants its buffer back, or the end.
+void RunRandomLog(std::mt19937& gen, int& planned, Index& batched) {
+  RandomLog log(gen);
+  const auto bound = log.Bind();
+  if (bound == nullptr) return;
+  ++planned;
+  PlanExecutor executor(bound->traced, bound->targets);
+  BatchOn(executor, *bound);
+  ASSERT_THAT(executor.Begin(), IsOk());
+  std::vector<std::int32_t> order = {0, 1, 2};
+  std::shuffle(order.begin(), order.end(), gen);
+  for (const std::int32_t source : order) {
+    at::Tensor buffer = log.weights()[static_cast<std::size_t>(source)].clone();
+    ASSERT_THAT(executor.Deliver(source, buffer), IsOk());
+    if (gen() % 2 == 0) continue;
+    ASSERT_THAT(executor.Flush(), IsOk());
+    buffer.fill_(-1);
+  }
+  ASSERT_THAT(executor.Finish(), IsOk());
+  batched += executor.queue()->num_copies();
+  log.ExpectLeftAsRecorded();
+}
+
+TEST(CopyQueuePropertyTest, LeavesWhatTheRecordsLeave) {
+  int planned = 0;
+  Index batched = 0;
+  ForEachRandom(1000, [&](std::mt19937& gen) { RunRandomLog(gen, planned, batched); });
+  EXPECT_GT(planned, 500);
+  EXPECT_GT(batched, 500);
+}
+
+// `num_names` targets `w0`... of 2x3, each from columns of its own source.
+class CopyQueueTest : public ::testing::Test {
+ protected:
+  void Make(int num_names) {
+    std::vector<View> targets;
+    for (int i = 0; i < num_names; ++i)
+      targets.push_back(log_.Target(absl::StrCat("w", i), {2, 3}));
+    for (int i = 0; i < num_names; ++i) {
+      log_.Copy(targets[static_cast<std::size_t>(i)],
+                log_.Source(absl::StrCat("x", i), {2, 8}).Slice(1, 2, 5));
+      weights_.push_back(at::randn({2, 8}));
+    }
+    Bind();
+  }
+  void Bind(const CopyEngine& engine = ReferenceCopyEngine()) {
+    bound_ = log_.Bind().value();
+    executor_.emplace(bound_->traced, bound_->targets);
+    BatchOn(*executor_, *bound_, engine);
+    ASSERT_THAT(executor_->Begin(), IsOk());
+  }
+  absl::Status DeliverAll() {
+    for (std::size_t i = 0; i < weights_.size(); ++i) {
+      absl::Status status = executor_->Deliver(static_cast<std::int32_t>(i), weights_[i]);
+      if (!status.ok()) return status;
+    }
+    return absl::OkStatus();
+  }
+  bool IsLanded(std::size_t i) const {
+    return at::equal(log_.target(i), weights_[i].slice(1, 2, 5));
+  }
+  Index num_batches() const { return executor_->queue()->num_batches(); }
+  Index num_copies() const { return executor_->queue()->num_copies(); }
+
+  LiveLog log_;
+  std::vector<at::Tensor> weights_;
+  std::shared_ptr<const BoundPlan> bound_;
+  std::optional<PlanExecutor> executor_;
+};
+
+TEST_F(CopyQueueTest, StartsNothingBeforeItIsFlushed) {
+  // As an argument of the kernel, and through memory of the device.
+  for (const int num_names : {3, 40}) {
+    log_ = LiveLog();
+    weights_.clear();
+    Make(num_names);
+    ASSERT_THAT(DeliverAll(), IsOk());
+    EXPECT_EQ(num_batches(), 0);
+    EXPECT_TRUE(at::equal(log_.target(0), at::full({2, 3}, 77.f)));
+    ASSERT_THAT(executor_->Flush(), IsOk());
+    EXPECT_EQ(num_batches(), 1);
+    EXPECT_EQ(num_copies(), num_names);
+    for (std::size_t i = 0; i < weights_.size(); ++i) EXPECT_TRUE(IsLanded(i)) << i;
+    ASSERT_THAT(executor_->Finish(), IsOk());
+    EXPECT_EQ(num_batches(), 1);
+  }
+}
+
+TEST_F(CopyQueueTest, KeepsSourcesThatTheSenderLetsGo) {
+  Make(2);
+  const std::vector<at::Tensor> want = {weights_[0].clone(), weights_[1].clone()};
+  for (std::int32_t i = 0; i < 2; ++i) {
+    ASSERT_THAT(executor_->Deliver(i, std::move(weights_[static_cast<std::size_t>(i)])), IsOk());
+  }
+  weights_ = want;
+  const at::Tensor others = at::zeros({64, 16});  // what the memory would be given to
+  ASSERT_THAT(executor_->Flush(), IsOk());
+  EXPECT_TRUE(IsLanded(0) && IsLanded(1));
+}
+
+// `w` <- `x`; then `v` <- what arrives as `y`: `w` itself.
+TEST_F(CopyQueueTest, CopiesLiveTensorsInTheOrderOfTheirArrival) {
+  const View w = log_.Target("w", {4});
+  const View v = log_.Target("v", {4});
+  log_.Copy(w, log_.Source("x", {4}));
+  log_.Copy(v, log_.Source("y", {4}));
+  Bind();
+  const at::Tensor x = at::randn({4});
+  ASSERT_THAT(executor_->Deliver(0, x), IsOk());
+  EXPECT_EQ(num_copies(), 1);
+  ASSERT_THAT(executor_->Deliver(1, log_.target(0)), IsOk());
+  EXPECT_EQ(num_batches(), 1);
+  EXPECT_TRUE(at::equal(log_.target(1), x));
+}
+
+TEST_F(CopyQueueTest, LeavesCastsAndConstantsToCopy) {
+  const View w = log_.Target("w", {4}, kBFloat16);
+  const View v = log_.Target("v", {4});
+  log_.Copy(w, log_.Source("x", {4}));
+  log_.Copy(v.Slice(0, 0, 2), log_.Source("y", {2}));
+  log_.Copy(v.Slice(0, 2, 4), log_.Constant(at::zeros({2})));
+  Bind();
+  const at::Tensor x = at::randn({4});
+  ASSERT_THAT(executor_->Deliver(0, x), IsOk());
+  EXPECT_EQ(num_copies(), 0);
+  EXPECT_TRUE(at::equal(log_.target(0), x.to(at::kBFloat16)));
+  ASSERT_THAT(executor_->Deliver(1, at::ones({2})), IsOk());
+  EXPECT_EQ(num_copies(), 1);
+  ASSERT_THAT(executor_->Finish(), IsOk());
+  EXPECT_TRUE(at::equal(log_.target(1), at::tensor({1.f, 1.f, 0.f, 0.f})));
+}
+
+TEST_F(CopyQueueTest, RefusesToReachOutsideAStorage) {
+  Make(1);
+  EXPECT_THAT(executor_->Deliver(0, at::randn({2, 4})),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("reads bytes [8, 52) of a storage")));
+  EXPECT_TRUE(executor_->queue()->empty());
+}
+
+// An engine that counts what it is asked, and does none of it.
+struct Asked {
+  inline static int batches = 0;
+  inline static bool captures = false;
+};
+const CopyEngine kRefusing = {
+    kCopyEngineLayout, [](void*) { return Asked::captures; },
+    [](const CopyBatch&, void*) { return ++Asked::batches, "out of luck"; },
+    [](const SmallCopyBatch&, void*) { return ++Asked::batches, "out of luck"; }};
+
+TEST_F(CopyQueueTest, SaysWhatTheDeviceSays) {
+  Make(20);
+  Bind(kRefusing);
+  Asked::batches = 0;
+  Asked::captures = false;
+  for (const std::int32_t name : {0, 1}) ASSERT_THAT(executor_->Deliver(name, weights_[0]), IsOk());
+  const auto is_refused = StatusIs(absl::StatusCode::kInternal, HasSubstr("out of luck"));
+  EXPECT_THAT(executor_->Flush(), is_refused);
+  EXPECT_TRUE(executor_->queue()->empty());
+  EXPECT_THAT(executor_->Flush(), IsOk());
+  ASSERT_THAT(DeliverAll(), IsOk());
+  EXPECT_THAT(executor_->Flush(), is_refused);
+  EXPECT_EQ(Asked::batches, 2);
+}
+
+TEST_F(CopyQueueTest, StandsBackWhileTheStreamIsCaptured) {
+  Make(2);
+  Bind(kRefusing);
+  Asked::captures = true;
+  ASSERT_THAT(DeliverAll(), IsOk());
+  Asked::captures = false;
+  EXPECT_EQ(num_copies(), 0);
+  EXPECT_TRUE(IsLanded(0) && IsLanded(1));
+}
+
+// ---------------------------------------------------------------- where batches are run
+TEST_F(CopyQueueTest, LeavesStoragesOverOneMemoryToCopy) {
+  const at::Tensor memory = at::zeros({12});
+  const auto alias = [&](Index start, Index count) {
+    return at::from_blob(memory.mutable_data_ptr<float>() + start, {count});
+  };
+  const auto targets =
+      TargetSet::Create({{"a", alias(0, 8)}, {"b", alias(4, 4)}, {"c", alias(8, 4)}});
+  Make(1);
+  DevicePlanCache cache;
+  const auto plan = cache.Get(bound_->plan(), *targets, at::kCPU);
+  const auto start = reinterpret_cast<std::uint64_t>(memory.const_data_ptr());
+  EXPECT_THAT(plan->copies.addresses(), ::testing::ElementsAre(0U, 0U, start + 32));
+  EXPECT_EQ(plan->ranges.size(), 2U);
+  // The same targets, the same plan.
+  EXPECT_EQ(cache.Get(bound_->plan(), *targets, at::kCPU), plan);
+}
+
+TEST_F(CopyQueueTest, IsAskedForByAVariable) {
+  Make(1);
+  for (const char* off : {"", "0"})
+    EXPECT_FALSE(ChooseCopyDevice(*bound_->targets, off)->has_value());
+  // No target is on a GPU: nothing is asked of the library.
+  EXPECT_FALSE(ChooseCopyDevice(*bound_->targets, "1")->has_value());
+  const auto reference = ChooseCopyDevice(*bound_->targets, "reference");
+  ASSERT_TRUE(reference.ok() && reference->has_value());
+  EXPECT_TRUE((*reference)->device.is_cpu());
+  EXPECT_THAT(ChooseCopyDevice(*bound_->targets, "yes"),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("LOADPLAN_CUDA_BATCH"), HasSubstr("`yes`"))));
+}
+
+}  // namespace
+}  // namespace loadplan
