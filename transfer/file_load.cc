@@ -1,7 +1,5 @@
 #include "transfer/file_load.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -50,6 +48,11 @@ bool AnyOnCuda(const TargetSet& targets) {
   return std::ranges::any_of(targets.storages(), [](const at::Tensor& t) { return t.is_cuda(); });
 }
 
+// The session has begun, and has reported what is wrong with it.
+std::optional<CopyDevice> CopiesOf(const TargetSet& targets) {
+  return ChooseCopyDevice(targets).value_or(std::nullopt);
+}
+
 }  // namespace
 
 FileLoad::FileLoad(ReloadSession& session, std::shared_ptr<const BoundPlan> plan,
@@ -58,8 +61,8 @@ FileLoad::FileLoad(ReloadSession& session, std::shared_ptr<const BoundPlan> plan
       plan_(std::move(plan)),
       files_(std::move(files)),
       options_(options),
-      pins_memory_(AnyOnCuda(*plan_->targets)),
       is_open_(files_.tensors().size(), false),
+      buffers_(AnyOnCuda(*plan_->targets), CopiesOf(*plan_->targets)),
       start_(Now()) {}
 
 FileLoad::~FileLoad() {
@@ -152,7 +155,7 @@ absl::Status FileLoad::Prepare() {
     }
   }
   // A GPU wants large copies.
-  const Index wanted = are_cached_ && !pins_memory_ ? kCachedBatch : kDiskBatch;
+  const Index wanted = are_cached_ && !buffers_.pins_memory() ? kCachedBatch : kDiskBatch;
   const Index allowed = std::max(kMinBatch, options_.max_staging_nbytes / Index{kInFlight});
   batches_ = MakeBatches(files_, ranges, skipped, std::min(wanted, allowed));
   return absl::OkStatus();
@@ -182,7 +185,7 @@ absl::StatusOr<bool> FileLoad::Step(double seconds) {
                                          "with it nothing counts as landed"));
     }
     if (!status.ok()) return Fail(status);
-    if (first.staging.defined()) buffers_.push_back(first.staging);
+    if (first.staging.defined()) buffers_.GiveBack(first.staging);
     in_flight_.pop_front();
     const bool has_more = !in_flight_.empty() || next_batch_ < batches_.size();
     if (has_more && Now() >= stop) return false;
@@ -264,7 +267,7 @@ absl::Status FileLoad::SubmitNext() {
   std::vector<ReadJob> jobs;
   const Index nbytes = PlaceInStaging(next, jobs);
   if (nbytes > 0) {
-    next.staging = TakeBuffer(nbytes);
+    next.staging = buffers_.Take(nbytes);
     auto* const base = static_cast<std::byte*>(next.staging.mutable_data_ptr());
     for (ReadJob& job : jobs) job.to = base + job.tag;
   }
@@ -274,32 +277,32 @@ absl::Status FileLoad::SubmitNext() {
   return absl::OkStatus();
 }
 
-at::Tensor FileLoad::TakeBuffer(Index nbytes) {
-  const auto found = std::ranges::find_if(buffers_, [&](const at::Tensor& buffer) {
-    return static_cast<Index>(buffer.nbytes()) >= nbytes;
-  });
-  if (found != buffers_.end()) {
-    std::swap(*found, buffers_.back());
-  } else {
-    const auto options = at::TensorOptions().dtype(at::kByte).pinned_memory(pins_memory_);
-    if (!buffers_.empty()) buffers_.pop_back();  // too small: a larger one takes its place
-    buffers_.push_back(at::empty({nbytes}, options));
-  }
-  at::Tensor buffer = std::move(buffers_.back());
-  buffers_.pop_back();
-  return buffer;
-}
-
 absl::Status FileLoad::Land(const InFlight& read) {
   const std::vector<Segment>& segments = read.batch->segments;
   if (!segments.empty()) {
     absl::Status status = files_.CheckUnchanged(TensorAt(segments.front().tensor).file);
     if (!status.ok()) return status;
   }
+  at::Tensor staged = read.staging;
+  if (staged.defined()) {
+    absl::StatusOr<at::Tensor> readable = buffers_.Readable(staged);
+    if (!readable.ok()) return readable.status();
+    staged = *std::move(readable);
+  }
+  if (buffers_.goes_to_device()) session_.BeginBatch();
+  const absl::Status status = LandSegments(read, staged);
+  if (!buffers_.goes_to_device()) return status;
+  const absl::Status end = session_.EndBatch();
+  return status.ok() ? end : status;
+}
+
+absl::Status FileLoad::LandSegments(const InFlight& read, const at::Tensor& staged) {
+  const std::vector<Segment>& segments = read.batch->segments;
   for (std::size_t first = 0; first < segments.size();) {
     std::size_t stop = first;
     while (stop < segments.size() && segments[stop].tensor == segments[first].tensor) ++stop;
-    if (absl::Status status = Deliver(read, first, stop); !status.ok()) return status;
+    absl::Status status = Deliver(read, staged, first, stop);
+    if (!status.ok()) return status;
     first = stop;
   }
   for (const std::int32_t tensor : read.batch->finishes) {
@@ -312,7 +315,8 @@ absl::Status FileLoad::Land(const InFlight& read) {
 }
 
 // Segments [first, stop), all of one tensor.
-absl::Status FileLoad::Deliver(const InFlight& read, std::size_t first, std::size_t stop) {
+absl::Status FileLoad::Deliver(const InFlight& read, const at::Tensor& staged, std::size_t first,
+                               std::size_t stop) {
   const std::string& name = TensorAt(read.batch->segments[first].tensor).name;
   std::vector<ByteRun> runs;
   for (std::size_t i = first; i < stop; ++i) {
@@ -324,7 +328,7 @@ absl::Status FileLoad::Deliver(const InFlight& read, std::size_t first, std::siz
     if (absl::Status status = session_.DeliveredInPlace(name, bytes); !status.ok()) return status;
   }
   for (const StridedMap& held : ToMaps(runs)) {
-    absl::Status status = session_.DeliverPart(name, held, ByteSide::OfStorage(read.staging));
+    absl::Status status = session_.DeliverPart(name, held, ByteSide::OfStorage(staged));
     if (!status.ok()) return status;
   }
   return absl::OkStatus();

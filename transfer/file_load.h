@@ -25,6 +25,7 @@
 #include "transfer/needed_ranges.h"
 #include "transfer/range_reader.h"
 #include "transfer/read_batches.h"
+#include "transfer/staging_buffers.h"
 
 namespace loadplan {
 
@@ -108,9 +109,11 @@ class LOADPLAN_API FileLoad {
   // tag. The size of the buffer.
   Index PlaceInStaging(InFlight& next, std::vector<ReadJob>& jobs) const;
   absl::Status Land(const InFlight& read);
-  absl::Status Deliver(const InFlight& read, std::size_t first, std::size_t stop);
+  // `staged`: the bytes of read.staging, here or on the device.
+  absl::Status LandSegments(const InFlight& read, const at::Tensor& staged);
+  absl::Status Deliver(const InFlight& read, const at::Tensor& staged, std::size_t first,
+                       std::size_t stop);
   absl::Status Fail(const absl::Status& status);
-  at::Tensor TakeBuffer(Index nbytes);
   const FileTensor& TensorAt(std::int32_t tensor) const {
     return files_.tensors()[static_cast<std::size_t>(tensor)];
   }
@@ -119,13 +122,12 @@ class LOADPLAN_API FileLoad {
   const std::shared_ptr<const BoundPlan> plan_;
   const CheckpointFiles files_;
   const FileLoadOptions options_;
-  const bool pins_memory_;
   std::vector<Index> gaps_;  // per file
   bool are_cached_ = true;
   std::vector<ReadBatch> batches_;
   std::size_t next_batch_ = 0;
-  std::vector<bool> is_open_;        // per tensor
-  std::vector<at::Tensor> buffers_;  // to be used again
+  std::vector<bool> is_open_;  // per tensor
+  StagingBuffers buffers_;
   FileLoadStats stats_;
   double start_ = 0;
   bool is_over_ = false;
