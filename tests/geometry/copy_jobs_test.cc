@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <random>
 #include <utility>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/testing/oracle.h"
+#include "tests/testing/random_copies.h"
 #include "tests/testing/random_geometry.h"
 #include "tests/testing/seed.h"
 
@@ -21,9 +21,12 @@ using copy_tile_internal::CopyPlace;
 using copy_tile_internal::PlaceOf;
 using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::Map;
+using ::loadplan::testing::Memory;
+using ::loadplan::testing::MemoryCopy;
 using ::loadplan::testing::Pairs;
 using ::loadplan::testing::RandomDenseSide;
-using ::loadplan::testing::RandomFromSide;
+using ::loadplan::testing::RandomMap;
+using ::loadplan::testing::RandomMemoryCopy;
 using ::loadplan::testing::Uniform;
 
 constexpr std::size_t kAnyNumber = 1U << 20;
@@ -73,13 +76,6 @@ void ExpectAligned(const CopyJob& job, std::uint64_t source) {
     ASSERT_EQ(last.to - place.to, unit - 1);
     ASSERT_EQ(last.from - place.from, unit - 1);
   }
-}
-
-StridedMap RandomMap(std::mt19937& gen, int max_rank, Index max_extent) {
-  DimVector shape(static_cast<std::size_t>(Uniform(gen, 0, max_rank)));
-  for (Index& extent : shape) extent = Uniform(gen, 1, max_extent);
-  const Index itemsize = testing::Pick<Index>(gen, {1, 2, 3, 4, 6, 8, 16, 24, 64});
-  return Map(shape, RandomDenseSide(gen, shape, itemsize), RandomFromSide(gen, shape, itemsize));
 }
 
 TEST(CopyJobsPropertyTest, HoldThePairsOfTheMap) {
@@ -186,68 +182,14 @@ TEST(CopyJobsTest, TakeTheLargestUnitOfBothSides) {
 }
 
 // ---------------------------------------------------------------- batches
-// Memory whose address is a multiple of 64, with some bytes around it.
-class Memory {
- public:
-  explicit Memory(Index nbytes)
-      : bytes_(new std::byte[static_cast<std::size_t>(nbytes) + 64]),
-        nbytes_(static_cast<std::size_t>(nbytes)) {
-    address_ = (reinterpret_cast<std::uint64_t>(bytes_.get()) + 63) / 64 * 64;
-  }
-  std::uint64_t address() const { return address_; }
-  std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }
-  std::size_t nbytes() const { return nbytes_; }
-  void Fill(std::mt19937& gen) const {
-    std::generate_n(data(), nbytes_, [&] { return static_cast<std::byte>(gen()); });
-  }
-
- private:
-  std::unique_ptr<std::byte[]> bytes_;
-  std::size_t nbytes_;
-  std::uint64_t address_;
-};
-
-struct Copy {
-  StridedMap map;
-  Memory to;
-  Memory from;
-  Index from_start;  // of the source's bytes in `from`
-  std::vector<std::byte> want;
-};
-
-Copy RandomCopy(std::mt19937& gen) {
-  StridedMap map = Uniform(gen, 0, 9) == 0 ? RandomMap(gen, 2, 200) : RandomMap(gen, 5, 5);
-  const Index to_start = Uniform(gen, 0, 2) == 0 ? Uniform(gen, 0, 32) : 0;
-  const Index from_start = Uniform(gen, 0, 2) == 0 ? Uniform(gen, 0, 32) : 0;
-  MapSide to = map.to();
-  to.byte_offset += to_start;
-  map = Map(map.shape(), to, map.from());
-  const Index shift = std::max<Index>(0, -map.FromSpan().start);
-  MapSide from = map.from();
-  from.byte_offset += shift;
-  map = Map(map.shape(), map.to(), from);
-  Copy copy{map,
-            Memory(map.ToSpan().stop + 8),
-            Memory(from_start + map.FromSpan().stop + 8),
-            from_start,
-            {}};
-  copy.to.Fill(gen);
-  copy.from.Fill(gen);
-  copy.want.assign(copy.to.data(), copy.to.data() + copy.to.nbytes());
-  for (const auto& [to_byte, from_byte] : Pairs(map)) {
-    copy.want[static_cast<std::size_t>(to_byte)] = copy.from.data()[from_start + from_byte];
-  }
-  return copy;
-}
-
 // Some jobs as a plan has them, the others as the batch's own.
 void RunRandomBatch(std::mt19937& gen) {
-  std::vector<Copy> copies;
+  std::vector<MemoryCopy> copies;
   std::vector<CopyJob> jobs;
   std::vector<CopyItem> items;
   for (Index n = Uniform(gen, 1, 12); n > 0; --n) {
-    copies.push_back(RandomCopy(gen));
-    const Copy& copy = copies.back();
+    copies.push_back(RandomMemoryCopy(gen));
+    const MemoryCopy& copy = copies.back();
     const std::size_t first = jobs.size();
     ASSERT_TRUE(AppendCopyJobs(copy.map, copy.to.address(), kAnyNumber, &jobs));
     for (std::size_t job = first; job < jobs.size(); ++job) {
@@ -269,7 +211,7 @@ void RunRandomBatch(std::mt19937& gen) {
   batch.num_planned = static_cast<std::uint32_t>(planned.size());
   batch.num_items = static_cast<std::uint32_t>(items.size());
   RunCopiesOnHost(batch, testing::Pick<std::uint32_t>(gen, {1, 7, 32, 256}));
-  for (const Copy& copy : copies) {
+  for (const MemoryCopy& copy : copies) {
     SCOPED_TRACE(ToString(copy.map));
     const std::vector<std::byte> got(copy.to.data(), copy.to.data() + copy.to.nbytes());
     ASSERT_EQ(got, copy.want);

@@ -1,0 +1,82 @@
+// Random copies in memory, and what they leave: for batches on the host and on a device.
+#ifndef LOADPLAN_TESTS_TESTING_RANDOM_COPIES_H_
+#define LOADPLAN_TESTS_TESTING_RANDOM_COPIES_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "geometry/strided_map.h"
+#include "tests/testing/oracle.h"
+#include "tests/testing/random_geometry.h"
+
+namespace loadplan::testing {
+
+inline StridedMap RandomMap(std::mt19937& gen, int max_rank, Index max_extent) {
+  DimVector shape(static_cast<std::size_t>(Uniform(gen, 0, max_rank)));
+  for (Index& extent : shape) extent = Uniform(gen, 1, max_extent);
+  const Index itemsize = Pick<Index>(gen, {1, 2, 3, 4, 6, 8, 16, 24, 64});
+  return Map(shape, RandomDenseSide(gen, shape, itemsize), RandomFromSide(gen, shape, itemsize));
+}
+
+// Memory whose address is a multiple of 64, with some bytes around it.
+class Memory {
+ public:
+  explicit Memory(Index nbytes)
+      : bytes_(new std::byte[static_cast<std::size_t>(nbytes) + 64]),
+        nbytes_(static_cast<std::size_t>(nbytes)) {
+    address_ = (reinterpret_cast<std::uint64_t>(bytes_.get()) + 63) / 64 * 64;
+  }
+  std::uint64_t address() const { return address_; }
+  std::byte* data() const { return reinterpret_cast<std::byte*>(address_); }
+  std::size_t nbytes() const { return nbytes_; }
+  void Fill(std::mt19937& gen) const {
+    std::generate_n(data(), nbytes_, [&] { return static_cast<std::byte>(gen()); });
+  }
+
+ private:
+  std::unique_ptr<std::byte[]> bytes_;
+  std::size_t nbytes_;
+  std::uint64_t address_;
+};
+
+// A map between two memories, and what it leaves in the first.
+struct MemoryCopy {
+  StridedMap map;
+  Memory to;
+  Memory from;
+  Index from_start;  // of the source's bytes in `from`
+  std::vector<std::byte> want;
+};
+
+inline MemoryCopy RandomMemoryCopy(std::mt19937& gen) {
+  StridedMap map = Uniform(gen, 0, 9) == 0 ? RandomMap(gen, 2, 200) : RandomMap(gen, 5, 5);
+  const Index to_start = Uniform(gen, 0, 2) == 0 ? Uniform(gen, 0, 32) : 0;
+  const Index from_start = Uniform(gen, 0, 2) == 0 ? Uniform(gen, 0, 32) : 0;
+  MapSide to = map.to();
+  to.byte_offset += to_start;
+  map = Map(map.shape(), to, map.from());
+  const Index shift = std::max<Index>(0, -map.FromSpan().start);
+  MapSide from = map.from();
+  from.byte_offset += shift;
+  map = Map(map.shape(), map.to(), from);
+  MemoryCopy copy{map,
+                  Memory(map.ToSpan().stop + 8),
+                  Memory(from_start + map.FromSpan().stop + 8),
+                  from_start,
+                  {}};
+  copy.to.Fill(gen);
+  copy.from.Fill(gen);
+  copy.want.assign(copy.to.data(), copy.to.data() + copy.to.nbytes());
+  for (const auto& [to_byte, from_byte] : Pairs(map)) {
+    copy.want[static_cast<std::size_t>(to_byte)] = copy.from.data()[from_start + from_byte];
+  }
+  return copy;
+}
+
+}  // namespace loadplan::testing
+
+#endif  // LOADPLAN_TESTS_TESTING_RANDOM_COPIES_H_
