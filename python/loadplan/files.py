@@ -15,6 +15,7 @@ from torch import Tensor
 from ._library import CODE_OF
 from ._sessions import session_of
 from ._steps import landed, run_hooks, step
+from ._streams import record_event
 from .metadata import StrPath, existing_paths
 from .plan import LoadPlan
 from .targets import Model
@@ -171,12 +172,13 @@ def load_bucket(
     buffer: Tensor,
     metas: Iterable[BucketItem | tuple[str, Sequence[int], torch.dtype, int]]
     | Mapping[str, tuple[Sequence[int], torch.dtype, int]],
-) -> None:
+) -> torch.cuda.Event | None:
     """Lands the tensors of a bucket: one flat contiguous ``buffer`` on the host or a GPU.
 
     ``metas`` says where they lie: ``(name, shape, dtype, offset in bytes)`` each, or
-    ``{name: (shape, dtype, offset)}``.  Bytes go from the buffer to their places, once; the buffer
-    may be used again when the call returns.  Every item is checked before a byte is written.
+    ``{name: (shape, dtype, offset)}``.  Bytes go from the buffer to their places, once.  Every item
+    is checked before a byte is written.  The buffer may be used again when the call returns; one on
+    a GPU on the same stream, or when the event that is returned has fired.
     """
     session = session_of(model)
     items = metas.items() if isinstance(metas, Mapping) else metas
@@ -194,6 +196,7 @@ def load_bucket(
             [int(row.offset) for row in rows],
         )
         landed(session)
+    return record_event(session.targets)
 
 
 def _item(row: Any) -> BucketItem:

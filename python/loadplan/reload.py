@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ._direct import HookError
@@ -14,6 +15,7 @@ from ._fallback_call import call_loader
 from ._modes import make_mode
 from ._sessions import session_of
 from ._steps import fail, landed, run_hooks, step
+from ._streams import record_event
 from .plan import LoadPlan, reload_mode
 from .targets import Model, as_targets
 
@@ -132,10 +134,15 @@ def _undo_memory() -> int:
     return int(value)
 
 
-def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tensor]]) -> None:
+def load_planned(
+    model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tensor]]
+) -> torch.cuda.Event | None:
     """Lands checkpoint tensors as ``plan`` says; may be called again, bucket by bucket.
 
     Each tensor is used before the next one is asked for, so that a sender may reuse its memory.
+    Targets on a GPU are written on its current stream; the event that is returned fires when the
+    device has read everything, for senders that reuse memory on other streams or from the host.
+
     Of a list or a mapping the names that go through the loader come first: what only the loader
     can say fails before other names have landed.
     """
@@ -166,6 +173,7 @@ def load_planned(model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tens
                     run_hooks(session, lambda: mode.landed(targets, handle))
     with step(session, call):
         landed(session)
+    return record_event(targets)
 
 
 def _check_item(name: object, tensor: object) -> None:
