@@ -176,8 +176,7 @@ class LOADPLAN_API ReloadSession {
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);
   absl::Status KeepFallback(std::int32_t entry, const at::Tensor& tensor);
   absl::Status EnsureBegun();
-  // The last thing of a call that lands bytes: starts the copies that wait.
-  absl::Status Launch();
+  absl::Status Launch();  // the copies that wait: the last thing of a call that lands bytes
   absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
   absl::Status AddDestinations(std::shared_ptr<const BoundPlan> plan);
   absl::Status KeepDestinations(const BoundPlan& plan);
