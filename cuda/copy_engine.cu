@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "geometry/copy_tile.h"
 
@@ -28,23 +29,25 @@ __global__ void __launch_bounds__(kThreads)
   RunTiles(batch.View());
 }
 
-// As many blocks as the device holds at a time, but no more than there are tiles. 0 in `*blocks`
-// means that there is nothing to do.
+// Blocks of `kernel` that the current device holds at a time; asked once for each device.
 template <typename Kernel>
-cudaError_t ChooseBlocks(Kernel kernel, std::uint32_t num_tiles, unsigned* blocks) {
+cudaError_t FindHeldBlocks(Kernel kernel, unsigned* blocks) {
+  constexpr int kDevices = 64;
+  static std::atomic<unsigned> known[kDevices];  // 0: not asked yet
   int device = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  *blocks = device < kDevices ? known[device].load(std::memory_order_relaxed) : 0;
+  if (*blocks != 0) return cudaSuccess;
   int processors = 0;
   int blocks_each = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) {
-    error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-  }
-  if (error == cudaSuccess) {
-    error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_each, kernel, kThreads, 0);
-  }
-  const unsigned held = static_cast<unsigned>(std::max(1, processors * blocks_each));
-  *blocks = std::min<unsigned>(num_tiles, held);
-  return error;
+  error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks_each, kernel, kThreads, 0);
+  if (error != cudaSuccess) return error;
+  *blocks = static_cast<unsigned>(std::max(1, processors * blocks_each));
+  if (device < kDevices) known[device].store(*blocks, std::memory_order_relaxed);
+  return cudaSuccess;
 }
 
 const char* Words(cudaError_t error) {
@@ -53,14 +56,17 @@ const char* Words(cudaError_t error) {
 
 template <typename Batch>
 const char* Launch(void (*kernel)(Batch), const Batch& batch, void* stream) {
-  unsigned blocks = 0;
-  cudaError_t error = ChooseBlocks(kernel, batch.num_tiles, &blocks);
-  if (error != cudaSuccess || blocks == 0) return Words(error);
-  Batch argument = batch;
-  void* arguments[] = {&argument};
-  error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel), dim3(blocks), dim3(kThreads),
-                           arguments, 0, static_cast<cudaStream_t>(stream));
-  // cudaLaunchKernel also leaves its error for the next cudaGetLastError, which is torch's.
+  if (batch.num_tiles == 0) return nullptr;
+  unsigned held = 0;
+  cudaError_t error = FindHeldBlocks(kernel, &held);
+  if (error == cudaSuccess) {
+    // Read when the call is made, and only then.
+    void* arguments[] = {const_cast<Batch*>(&batch)};
+    error = cudaLaunchKernel(reinterpret_cast<const void*>(kernel),
+                             dim3(std::min<unsigned>(batch.num_tiles, held)), dim3(kThreads),
+                             arguments, 0, static_cast<cudaStream_t>(stream));
+  }
+  // CUDA also keeps its error for the next who asks, and that is torch.
   if (error != cudaSuccess) (void)cudaGetLastError();
   return Words(error);
 }
