@@ -36,19 +36,6 @@ std::string LibraryPath() {
   return (std::filesystem::path(info.dli_fname).parent_path() / kLibrary).string();
 }
 
-absl::StatusOr<const CopyEngine*> OpenCudaLibrary() {
-  const std::string path = LibraryPath();
-  // Never closed: a device may still run its kernels when this library goes.
-  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) return absl::NotFoundError(dlerror());
-  const auto get = reinterpret_cast<GetCopyEngine>(dlsym(library, kGetCopyEngine));
-  if (get == nullptr) return absl::NotFoundError(dlerror());
-  const CopyEngine* const engine = get();
-  if (engine->layout == kCopyEngineLayout) return engine;
-  return absl::FailedPreconditionError(
-      absl::StrCat("`", path, "` was built with another libloadplan.so"));
-}
-
 using Range = std::pair<std::uint64_t, std::uint64_t>;
 
 Range RangeOf(const at::Tensor& tensor) {
@@ -70,8 +57,20 @@ const CopyEngine& ReferenceCopyEngine() {
 }
 
 absl::StatusOr<const CopyEngine*> CudaCopyEngine() {
-  static const absl::StatusOr<const CopyEngine*> engine = OpenCudaLibrary();
+  static const absl::StatusOr<const CopyEngine*> engine = OpenCopyEngine(LibraryPath());
   return engine;
+}
+
+absl::StatusOr<const CopyEngine*> OpenCopyEngine(const std::string& path) {
+  // Never closed: a device may still run its kernels when this library goes.
+  void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) return absl::NotFoundError(dlerror());
+  const auto get = reinterpret_cast<GetCopyEngine>(dlsym(library, kGetCopyEngine));
+  if (get == nullptr) return absl::NotFoundError(dlerror());
+  const CopyEngine* const engine = get();
+  if (engine->layout == kCopyEngineLayout) return engine;
+  return absl::FailedPreconditionError(
+      absl::StrCat("`", path, "` was built with another libloadplan.so"));
 }
 
 absl::StatusOr<std::optional<CopyDevice>> ChooseCopyDevice(const TargetSet& targets) {

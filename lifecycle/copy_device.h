@@ -8,7 +8,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "backend/target_set.h"
@@ -57,6 +60,8 @@ const CopyEngine& ReferenceCopyEngine();
 // LOADPLAN_CUDA_LIBRARY says. NotFound: it is not there or cannot be opened; FailedPrecondition:
 // it was built with another libloadplan.so.
 absl::StatusOr<const CopyEngine*> CudaCopyEngine();
+// The same of the library at `path`.
+absl::StatusOr<const CopyEngine*> OpenCopyEngine(const std::string& path);
 
 // What a device keeps of a plan: its jobs.
 struct DevicePlan {

@@ -16,6 +16,7 @@
 #include "backend/target_set.h"
 #include "backend/trace_tensor.h"
 #include "backend/tracer.h"
+#include "lifecycle/copy_device.h"
 #include "lifecycle/reload_session.h"
 #include "loadplan_built_for.h"
 #include "ops/arguments.h"
@@ -444,6 +445,9 @@ struct Register {
     library->def("loader_line() -> str");
     // The host language's dtype as the number that every list here uses.
     library->def("dtype_code(int dtype) -> int", [](int64_t dtype) { return dtype; });
+    // "" where batches on CUDA devices can be had, else why they cannot.
+    library->def("why_no_cuda_batches() -> str",
+                 [] { return std::string(CudaCopyEngine().status().message()); });
     library->def("read_metadata(str[] paths) -> (str[], int[], int[], int[])", ReadMetadata);
     DefineClasses(*library);
     DefineShardExchange<LoadPlanClass, SessionClass>(*library);

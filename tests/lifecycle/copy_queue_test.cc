@@ -242,5 +242,23 @@ TEST_F(CopyQueueTest, IsAskedForByAVariable) {
                        AllOf(HasSubstr("LOADPLAN_CUDA_BATCH"), HasSubstr("`yes`"))));
 }
 
+TEST(CopyEngineTest, SaysWhyThereIsNone) {
+  EXPECT_THAT(OpenCopyEngine("/nowhere/libloadplan_cuda.so"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("/nowhere/libloadplan_cuda.so")));
+  // Some other library.
+  EXPECT_THAT(OpenCopyEngine("libc.so.6"),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr(kGetCopyEngine)));
+}
+
+TEST(CopyEngineTest, OpensTheLibraryWithoutAGpu) {
+  const std::string path = LOADPLAN_CUDA_LIBRARY;
+  if (path.empty()) GTEST_SKIP() << "libloadplan_cuda.so is not built: no nvcc";
+  const absl::StatusOr<const CopyEngine*> engine = OpenCopyEngine(path);
+  ASSERT_THAT(engine.status(), IsOk());
+  EXPECT_NE((*engine)->run, nullptr);
+  EXPECT_NE((*engine)->run_small, nullptr);
+  EXPECT_NE((*engine)->is_capturing, nullptr);
+}
+
 }  // namespace
 }  // namespace loadplan
