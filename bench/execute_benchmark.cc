@@ -138,5 +138,42 @@ void BM_CopyEachK2LayerTP8(benchmark::State& state) {
 }
 BENCHMARK(BM_CopyEachK2LayerTP8)->Unit(benchmark::kMillisecond);
 
+// What the host does for each write of a batch: 1152 names, as a layer of Kimi-K2 has, tiny ones,
+// on a device that does nothing. Items are writes.
+const CopyEngine kIdle = {kCopyEngineLayout, [](void*) { return false; },
+                          [](const CopyBatch&, void*) -> const char* { return nullptr; },
+                          [](const SmallCopyBatch&, void*) -> const char* { return nullptr; }};
+
+void BM_QueueWrites(benchmark::State& state) {
+  constexpr int kNames = 1152;
+  testing::LogBuilder log;
+  const testing::View target = log.Target("w", {kNames, 4, 4}, testing::kBFloat16);
+  std::vector<at::Tensor> sources;
+  for (int name = 0; name < kNames; ++name) {
+    log.Copy(target.Select(0, name),
+             log.Source(absl::StrCat(name), {4, 32}, testing::kBFloat16).Slice(1, 4, 8));
+    sources.push_back(at::zeros({4, 32}, at::kBFloat16));
+  }
+  const at::Tensor live = at::zeros({kNames, 4, 4}, at::kBFloat16);
+  auto traced = std::make_shared<TracedPlan>();
+  traced->plan = *log.Build();
+  const auto targets = std::make_shared<const TargetSet>(*TargetSet::Create({{"w", live}}));
+  DevicePlanCache cache;
+  Index queued = 0;
+  for (auto _ : state) {
+    PlanExecutor executor(traced, targets);
+    executor.BatchOn({&kIdle, at::kCPU}, cache.Get(traced->plan, *targets, at::kCPU));
+    (void)executor.Begin();
+    for (int name = 0; name < kNames; ++name) {
+      (void)executor.Deliver(name, sources[static_cast<std::size_t>(name)]);
+    }
+    (void)executor.Finish();
+    queued += executor.queue()->num_copies();
+  }
+  if (queued != state.iterations() * kNames) state.SkipWithError("not every write was queued");
+  state.SetItemsProcessed(queued);
+}
+BENCHMARK(BM_QueueWrites)->Unit(benchmark::kMicrosecond);
+
 }  // namespace
 }  // namespace loadplan
