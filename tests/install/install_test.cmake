@@ -32,6 +32,18 @@ if(NOT count EQUAL 3)
   message(FATAL_ERROR "expected three proofs that live bytes are equal, got ${count}")
 endif()
 
+# The one for GPUs, where it was built, needs CUDA's runtime alone.
+file(GLOB cuda_library ${work}/prefix/lib*/libloadplan_cuda.so)
+if(cuda_library)
+  execute_process(COMMAND objdump -p ${cuda_library} OUTPUT_VARIABLE dump COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "NEEDED +[^\n]+" needed "${dump}")
+  foreach(line IN LISTS needed)
+    if(NOT line MATCHES "NEEDED +(libcudart|libstdc\\+\\+|libgcc_s|libm|libc|ld-linux-[a-z0-9-]+)\\.so")
+      message(FATAL_ERROR "${cuda_library} needs more than CUDA's runtime: ${line}")
+    endif()
+  endforeach()
+endif()
+
 # The library must load into any process that has torch: nothing else may be needed.
 file(GLOB library ${work}/prefix/lib*/libloadplan.so)
 execute_process(COMMAND objdump -p ${library} OUTPUT_VARIABLE dump COMMAND_ERROR_IS_FATAL ANY)

@@ -275,3 +275,12 @@ def test_graphs_read_what_an_update_leaves(batch: str, monkeypatch: pytest.Monke
         loadplan.finish_reload(engine.targets)
         graph.replay()
         assert total.item() == engine.live["w13"].view(torch.int16).sum().item()
+
+
+def test_the_library_of_the_kernel_lies_beside_the_other() -> None:
+    library = Path(loadplan.__file__).parent / "libloadplan_cuda.so"
+    reason = torch.ops.loadplan.why_no_cuda_batches()
+    if library.exists():
+        assert reason == ""  # opened without a GPU too
+    else:
+        assert str(library) in reason
