@@ -1,6 +1,6 @@
 #include "lifecycle/copy_device.h"
 
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -48,7 +48,8 @@ Range RangeOf(const at::Tensor& tensor) {
 
 void* CopyDevice::stream() const {
   if (device.is_cpu()) return nullptr;
-  return c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+  const auto* const guard = c10::impl::getDeviceGuardImpl(device.type());
+  return guard->getStreamNativeHandle(guard->getStream(device));
 }
 
 const CopyEngine& ReferenceCopyEngine() {
