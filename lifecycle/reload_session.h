@@ -77,13 +77,10 @@ class LOADPLAN_API ReloadSession {
   // OK where `name` was declared and has not arrived, nor in part; else what BeginParts says.
   absl::Status CheckArriving(std::string_view name) const;
 
-  // Until EndBatch copies of this thread's calls may wait, and their sources have to stay as they
-  // are. Without it each call starts its own. See Note [Batched copies].
+  // Until EndBatch this thread's copies may wait, and sources stay: see Note [Batched copies].
   void BeginBatch();
   absl::Status EndBatch();
-
-  // An engine has written the name through its destinations.
-  absl::Status ReportDelivered(std::string_view name);
+  absl::Status ReportDelivered(std::string_view name);  // written through its destinations
   // A bucket in two steps: its fallback names, so that their call can fail before other names
   // land, and those other names.
   absl::Status DeliverFallbacks(std::span<const std::string> names,
@@ -94,8 +91,7 @@ class LOADPLAN_API ReloadSession {
   // Whether every fallback name has arrived, their call has not been made, and what it may write
   // can be staged.
   bool FallbackCallReady() const;
-  // The same for some of them.
-  bool NeedsFallbackCall() const;
+  bool NeedsFallbackCall() const;  // the same for some of them
   using Call = std::vector<std::pair<std::string, at::Tensor>>;
   absl::StatusOr<Call> TakeFallbackCall();
   // Before the call writes memory that is no target's: see CallWatch::KeepOthers.
@@ -130,8 +126,7 @@ class LOADPLAN_API ReloadSession {
   std::vector<TargetBytes> ZeroedBytes() const;
   // Layers that the fallback call may write, before it is made.
   absl::StatusOr<std::vector<ReadyLayers>> OpenLayersForCall();
-  // After it: names of targets that it touched.
-  void LayersCalled(std::span<const std::string> met);
+  void LayersCalled(std::span<const std::string> met);  // after it: targets that it touched
   // A step outside the library (post-processing, a sender) failed: fails the session with `status`
   // and returns it with what landed; `status` alone where the session is not active.
   absl::Status FailWith(const absl::Status& status);
@@ -144,8 +139,7 @@ class LOADPLAN_API ReloadSession {
   // After PrepareFinish: writes constants and what else comes last. Every byte is then there;
   // hooks may run before Finish.
   absl::Status Complete();
-  // Ends the session, completing it if that was not done.
-  absl::StatusOr<Receipt> Finish();
+  absl::StatusOr<Receipt> Finish();  // ends the session, completing it if that was not done
   // Idle where no byte may have been written, or where the update is atomic; else failed.
   absl::Status Abort();
 
@@ -182,8 +176,7 @@ class LOADPLAN_API ReloadSession {
   absl::Status KeepDestinations(const BoundPlan& plan);
   absl::Status KeepForFallbackCall();
   absl::StatusOr<std::int32_t> OpenEntry(std::string_view name);  // one that arrives in parts
-  // Before a byte of an open entry changes a live one.
-  absl::Status EnsureWritable();
+  absl::Status EnsureWritable();  // before a byte of an open entry changes a live one
   absl::Status FailInPart(const absl::Status& status, std::int32_t entry);
   absl::StatusOr<Names> PartialNames(const std::vector<std::string>& partial) const;
   absl::Status CheckPartial(const Names& partial) const;
