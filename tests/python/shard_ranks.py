@@ -567,5 +567,6 @@ def launch(
     del store
     assert not hung, f"ranks {hung} did not end; reported: {received}"
     crashed = [r for r in received if r.label == "crashed"]
+    assert received, f"no rank said anything; exit codes {[rank.exitcode for rank in ranks]}"
     assert not crashed, "\n".join(f"rank {r.rank}\n{r.values['traceback']}" for r in crashed)
     return sorted(received, key=lambda r: r.rank)

@@ -8,6 +8,7 @@ processes, where every byte that crosses is counted.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -288,16 +289,22 @@ def test_what_covers_no_tensor_is_refused_before_a_byte_moves() -> None:
         assert live.eq(-77).all()
 
 
-NUM_HOLDERS, NUM_RECEIVERS = 8, 8
+# 16 processes with LOADPLAN_TEST_DIST=1 (`./dev test-dist`), else the rows that do with 8.
+NUM_HOLDERS = NUM_RECEIVERS = 8 if os.environ.get("LOADPLAN_TEST_DIST") == "1" else 4
+MOVES = [
+    move
+    for move in SECTION_D
+    if max(rank for rank, _ in move.held) < NUM_HOLDERS and len(move.needed) <= NUM_RECEIVERS
+]
 
 
 def moves_between(context: shard_ranks.Context) -> None:
-    """All of section D between processes: receivers come after the holders.
+    """Section D between processes: receivers come after the holders.
 
     One group for all of them: a rank without a part says so.
     """
     group = dist.new_group()
-    for move in SECTION_D:
+    for move in MOVES:
         index = context.rank - NUM_HOLDERS
         if index >= len(move.needed):
             loadplan.exchange_shards(loadplan.schedule_shards(group, timeout=30))
@@ -327,12 +334,12 @@ def test_each_needed_byte_crosses_once() -> None:
             sorted(reports, key=lambda report: report.label), key=lambda report: report.label
         )
     }
-    assert set(by_move) == {move.id for move in SECTION_D}
-    for move in SECTION_D:
+    assert set(by_move) == {move.id for move in MOVES}
+    for move in MOVES:
         values = by_move[move.id]
         assert len(values) == NUM_HOLDERS + len(move.needed)
         for side in ("sent", "received"):
             assert sum(of_rank.get(side, 0) for of_rank in values) == move.nbytes, (move.id, side)
         assert {of_rank["total"] for of_rank in values if "total" in of_rank} == {move.nbytes}
-    # D4: eight replicas cost what one does.
-    assert sum(of_rank.get("messages", 0) for of_rank in by_move["D4"]) == 2
+    if "D4" in by_move:  # eight replicas cost what one does
+        assert sum(of_rank.get("messages", 0) for of_rank in by_move["D4"]) == 2
