@@ -123,6 +123,14 @@ absl::Status LoadPlanBuilder::NoteExplored() {
       if (write.names.empty()) return LetEverythingFallBack(std::string(kNamelessOtherwise));
       fallbacks_->AddAll(write.names, std::string(kTreatedOtherwiseReason));
     }
+    for (const auto& [earlier, later] : OtherwiseOrdered(LogWrites(), LastWrites(round))) {
+      const std::string reason(kOtherOrderReason);
+      const PassWrite& one = LogWrites()[static_cast<size_t>(earlier)];
+      const PassWrite& other = LogWrites()[static_cast<size_t>(later)];
+      if (one.names.empty() && other.names.empty()) return LetEverythingFallBack(reason);
+      fallbacks_->AddAll(one.names, reason);
+      fallbacks_->AddAll(other.names, reason);
+    }
   }
   return absl::OkStatus();
 }
@@ -161,6 +169,11 @@ std::vector<bool> LoadPlanBuilder::KeptCopies() const {
 // does not where the loader writes in the turn of a name that the call is not given.
 //
 // Example: `b`'s turn copies live bytes that `a` wrote before; `a` falls back, `b` is unneeded.
+//
+// And plan and call must end as the round does. Let the last write of a byte in the round be
+// the call's: all that overwrites it in the call comes later in the round too, so that there
+// is nothing; and the plan writes no byte that the call touches. Let it be only the plan's: the
+// same holds of the plan's pass.
 absl::Status LoadPlanBuilder::CheckFallbackCall() {
   if (fallbacks_->empty() || everything_falls_back_ || !input_.fallback_call.has_value()) {
     return absl::OkStatus();
@@ -186,9 +199,22 @@ absl::Status LoadPlanBuilder::CheckFallbackCall() {
         input_.exploration.has_value() && round < input_.exploration->rounds.size();
     WriteBag of_plan = kept;
     WriteBag of_call(call.rounds[round]);
-    for (const PassWrite& write : is_explored ? input_.exploration->rounds[round] : LogWrites()) {
+    const std::vector<PassWrite>& whole =
+        is_explored ? input_.exploration->rounds[round] : LogWrites();
+    for (const PassWrite& write : whole) {
       if (!of_plan.Take(write) && !of_call.Take(write))
         return LetEverythingFallBack(std::string(kNotInCall));
+    }
+    const LastWrites last(whole);
+    for (const PassWrite& write : call.rounds[round]) {
+      if (last.Of(write) < 0) return LetEverythingFallBack(std::string(kOnlyInCall));
+    }
+    if (!OtherwiseOrdered(call.rounds[round], last).empty())
+      return LetEverythingFallBack(std::string(kOtherOrderInCall));
+    const LastWrites last_of_call(call.rounds[round]);
+    for (const auto& [earlier, later] : OtherwiseOrdered(LogWrites(), last)) {
+      if (last_of_call.Of(LogWrites()[static_cast<size_t>(earlier)]) < 0)
+        return LetEverythingFallBack(std::string(kOtherOrderInCall));
     }
   }
   return absl::OkStatus();

@@ -44,6 +44,9 @@ inline constexpr std::string_view kTreatedOtherwiseReason =
 inline constexpr std::string_view kNamelessOtherwise =
     "the loader writes bytes with no name behind them otherwise once names that go through the "
     "loader are there";
+inline constexpr std::string_view kOtherOrderReason =
+    "the loader writes the same bytes more than once, in another order once names that go through "
+    "the loader are there";
 std::string SteersReason(const std::string& target);
 std::string UnfollowedReadReason(const absl::Status& status);
 inline constexpr std::string_view kOverwrittenByNothingNamed =
@@ -52,6 +55,12 @@ inline constexpr std::string_view kOverwrittenByNothingNamed =
 inline constexpr std::string_view kNotInCall =
     "the loader writes a fallback name's bytes in the turn of another name, so that only one whole "
     "call of it does that";
+inline constexpr std::string_view kOnlyInCall =
+    "a call of the loader with the fallback names alone writes bytes that it does not write with "
+    "all names";
+inline constexpr std::string_view kOtherOrderInCall =
+    "the loader writes the same bytes more than once, in an order that only one whole call of it "
+    "keeps";
 inline constexpr std::string_view kNamelessLiveRead =
     "live bytes are copied or computed from by themselves, and what they hold is unknown once a "
     "name goes through the loader";

@@ -3,8 +3,11 @@
 #include <cstddef>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
+
+#include "plan/target_state.h"
 
 namespace loadplan {
 namespace {
@@ -182,6 +185,23 @@ class Digester {
   std::vector<std::optional<NodeDigest>> of_node_;
 };
 
+// Fills in `later` of the writes at `times`, all into one storage.
+void NoteLaterWrites(const RecordLog& log, std::span<const std::int32_t> times,
+                     const std::vector<std::int32_t>& position, std::vector<PassWrite>& writes) {
+  if (times.size() < 2) return;
+  const auto at = [&](std::int32_t i) {
+    return position[static_cast<size_t>(times[static_cast<size_t>(i)])];
+  };
+  const auto pairs = MeetingCopies(log, times);
+  if (!pairs.ok()) {
+    for (size_t i = 0; i < times.size(); ++i)
+      writes[static_cast<size_t>(at(static_cast<std::int32_t>(i)))].is_order_known = false;
+    return;
+  }
+  for (const auto& [earlier, later] : *pairs)
+    writes[static_cast<size_t>(at(earlier))].later.push_back(at(later));
+}
+
 }  // namespace
 
 ContentHash& ContentHash::AddBytes(const void* data, std::size_t nbytes) {
@@ -201,13 +221,37 @@ std::vector<PassWrite> WritesOfPass(const RecordLog& log, const SymbolicMemory& 
                                     NodeTable& nodes, const ContentDigests& digests) {
   Digester digester(log, memory, nodes, digests);
   std::vector<PassWrite> writes;
+  std::vector<std::int32_t> position(log.copies.size(), -1);
   for (size_t time = 0; time < log.copies.size(); ++time) {
     const CopyRecord& copy = log.copies[time];
     if (log.storages[static_cast<size_t>(copy.to)].kind != StorageKind::kTarget) continue;
     if (copy.map.empty()) continue;
+    position[time] = static_cast<std::int32_t>(writes.size());
     writes.push_back(digester.Write(static_cast<Index>(time)));
   }
+  for (size_t s = 0; s < log.storages.size(); ++s) {
+    if (log.storages[s].kind == StorageKind::kTarget)
+      NoteLaterWrites(log, memory.WritesInto(static_cast<StorageId>(s)), position, writes);
+  }
   return writes;
+}
+
+std::vector<std::pair<std::int32_t, std::int32_t>> OtherwiseOrdered(
+    const std::vector<PassWrite>& writes, const LastWrites& other) {
+  std::vector<std::pair<std::int32_t, std::int32_t>> pairs;
+  const LastWrites last(writes);
+  for (size_t i = 0; i < writes.size(); ++i) {
+    const PassWrite& write = writes[i];
+    if (write.later.empty() && write.is_order_known) continue;
+    const auto position = static_cast<std::int32_t>(i);
+    const std::int32_t there = other.Of(write);
+    if (there < 0 || last.Of(write) != position) continue;
+    if (!write.is_order_known) pairs.emplace_back(position, position);
+    for (const std::int32_t later : write.later) {
+      if (other.Of(writes[static_cast<size_t>(later)]) < there) pairs.emplace_back(position, later);
+    }
+  }
+  return pairs;
 }
 
 std::vector<PassWrite> WritesOfPass(const RecordLog& log, const ContentDigests& digests) {

@@ -10,11 +10,21 @@
 // pass must be one of the plan, or one of the loader's call with the fallback names,
 // explored in the same way; where it is neither, the names behind it join the fallbacks.
 // More than one round, with different values and decisions, shows what depends on them.
+//
+//   writes = [copy x, zero_]           the same writes in every pass, and yet p holds `x`
+//   for write in reversed(writes) if a.item() > 0 else writes: write(p)     or zeros
+//
+// So the order counts as well, where writes share bytes: at the end of a pass a byte holds what
+// was written there last. What overwrites a write of the plan in the plan's pass must
+// overwrite it in the round too, and likewise for the call. Writes that share nothing come in any
+// order: loaders walk their names as they like.
 #ifndef LOADPLAN_PLAN_PASS_WRITES_H_
 #define LOADPLAN_PLAN_PASS_WRITES_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -42,6 +52,10 @@ struct PassWrite {
   std::uint64_t content = 0;
   bool is_exact = true;
   std::vector<std::int32_t> names;  // sources behind it, sorted
+  // Positions among the pass's writes of later ones that share bytes with it. Where the
+  // geometry is too irregular to say (`is_order_known` false), empty.
+  std::vector<std::int32_t> later;
+  bool is_order_known = true;
 };
 
 // By time.
@@ -67,6 +81,33 @@ class WriteBag {
  private:
   absl::flat_hash_map<std::uint64_t, int> counts_;
 };
+
+// Where each content stands last among the writes of a pass: earlier writes of it change
+// nothing at the end.
+class LastWrites {
+ public:
+  explicit LastWrites(const std::vector<PassWrite>& writes) {
+    positions_.reserve(writes.size());
+    for (std::size_t i = 0; i < writes.size(); ++i)
+      positions_[writes[i].content] = static_cast<std::int32_t>(i);
+  }
+  // -1 where the pass writes nothing that equals `write`.
+  std::int32_t Of(const PassWrite& write) const {
+    const auto found = positions_.find(write.content);
+    return found == positions_.end() ? -1 : found->second;
+  }
+
+ private:
+  absl::flat_hash_map<std::uint64_t, std::int32_t> positions_;
+};
+
+// Pairs of positions in `writes`, the second of which overwrites bytes of the first, while the
+// pass behind `other` has the first and not the second after it. A write of unknown order that
+// the other pass has: paired with itself.
+//
+// Example: [p <- x, p <- 0, q <- y] against [q <- y, p <- 0, p <- x] gives {(0, 1)}.
+LOADPLAN_API std::vector<std::pair<std::int32_t, std::int32_t>> OtherwiseOrdered(
+    const std::vector<PassWrite>& writes, const LastWrites& other);
 
 // A digest that depends on the order of what goes in.
 class ContentHash {

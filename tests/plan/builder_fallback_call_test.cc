@@ -141,6 +141,119 @@ INSTANTIATE_TEST_SUITE_P(
                [](LogBuilder& with, const Two& all) { with.Copy(all.q, with.Constant(0, {2})); }));
          },
          kPlanned},
+        {"TwoHalvesOfAnotherNameInAnotherOrder",
+         [](LogBuilder& log) {
+           const Two two(log);
+           const View v = log.Source("v", {8});
+           const View r = log.Target("r", {4});
+           log.Copy(r, v.Slice(0, 0, 4));
+           log.Copy(r, v.Slice(0, 4, 8));
+           Explore(log, [](LogBuilder& with, const Two&) {
+             const View half = with.Source("v", {8});
+             const View to = with.Target("r", {4});
+             with.Copy(to, half.Slice(0, 4, 8));
+             with.Copy(to, half.Slice(0, 0, 4));
+           });
+         },
+         std::string(kPlanned) +
+             "v: fallback, the loader writes the same bytes more than once, in another order once "
+             "names that go through the loader are there\n"},
+        {"HalvesThatShareNothingInAnotherOrder",
+         [](LogBuilder& log) {
+           const Two two(log);
+           const View v = log.Source("v", {2});
+           const View r = log.Target("r", {2});
+           log.Copy(r.Slice(0, 0, 1), v.Slice(0, 0, 1));
+           log.Copy(r.Slice(0, 1, 2), v.Slice(0, 1, 2));
+           Explore(log, [](LogBuilder& with, const Two&) {
+             const View half = with.Source("v", {2});
+             const View to = with.Target("r", {2});
+             with.Copy(to.Slice(0, 1, 2), half.Slice(0, 1, 2));
+             with.Copy(to.Slice(0, 0, 1), half.Slice(0, 0, 1));
+           });
+         },
+         std::string(kPlanned) + "v: direct\n"
+                                 "  checkpoint 2 -> r: 0 + ():() x 1 <- 0 + ():() x 1\n"
+                                 "  checkpoint 2 -> r: 1 + ():() x 1 <- 1 + ():() x 1\n"},
+        {"AWriteAndAConstantInAnotherOrder",
+         [](LogBuilder& log) {
+           const Two two(log);
+           const View v = log.Source("v", {2});
+           const View r = log.Target("r", {2});
+           log.Copy(r, log.Constant(0, {2}));
+           log.Copy(r, v);
+           Explore(log, [](LogBuilder& with, const Two&) {
+             const View late = with.Source("v", {2});
+             const View to = with.Target("r", {2});
+             with.Copy(to, late);
+             with.Copy(to, with.Constant(0, {2}));
+           });
+         },
+         std::string(kPlanned) +
+             "v: fallback, the loader writes the same bytes more than once, in another order once "
+             "names that go through the loader are there\n"},
+        {"TwoConstantsInAnotherOrder",
+         [](LogBuilder& log) {
+           const Two two(log);
+           const View r = log.Target("r", {2});
+           log.Copy(r, log.Constant(0, {2}));
+           log.Copy(r, log.Constant(1, {2}));
+           Explore(log, [](LogBuilder& with, const Two&) {
+             const View to = with.Target("r", {2});
+             with.Copy(to, with.Constant(1, {2}));
+             with.Copy(to, with.Constant(0, {2}));
+           });
+         },
+         "w: fallback, the loader writes the same bytes more than once, in another order once "
+         "names that go through the loader are there\n"
+         "f: fallback, given\n"},
+        {"TheCallAloneKeepsAnotherOrder",
+         [](LogBuilder& log) {
+           const Two two(log);
+           const auto constant_last = [](LogBuilder& with, const Two& all) {
+             with.Copy(all.q, with.Constant(0, {2}));
+           };
+           Explore(log, constant_last);
+           FallbackCall& call = log.input().fallback_call.emplace();
+           call.names = {1};
+           LogBuilder with;
+           const Two all(with);
+           constant_last(with, all);
+           with.input().log.copies = {with.input().log.copies[2], with.input().log.copies[1]};
+           call.rounds.push_back(WritesOfPass(with.input().log, {}));
+         },
+         "w: fallback, the loader writes the same bytes more than once, in an order that only one "
+         "whole call of it keeps\n"
+         "f: fallback, given\n"},
+        {"AConstantOverACallsBytesInTheTurnOfAnotherName",
+         [](LogBuilder& log) {
+           const Two two(log);
+           // The pass of the plan: a constant, and `f` over it. The round: the other way round.
+           log.input().log.copies.pop_back();
+           log.Copy(two.q, log.Constant(0, {2}));
+           log.Copy(two.q, two.f);
+           Explore(log, [](LogBuilder& with, const Two& all) {
+             with.Copy(all.q, with.Constant(0, {2}));
+           });
+           FallbackCall& call = log.input().fallback_call.emplace();
+           call.names = {1};
+           call.rounds.push_back(Round([](LogBuilder&, const Two&) {}));
+         },
+         "w: fallback, the loader writes the same bytes more than once, in an order that only one "
+         "whole call of it keeps\n"
+         "f: fallback, given\n"},
+        {"BytesThatOnlyTheCallAloneWrites",
+         [](LogBuilder& log) {
+           const Two two(log);
+           Explore(log, [](LogBuilder&, const Two&) {});
+           FallbackCall& call = log.input().fallback_call.emplace();
+           call.names = {1};
+           call.rounds.push_back(Round(
+               [](LogBuilder& with, const Two& all) { with.Copy(all.q, with.Constant(0, {2})); }));
+         },
+         "w: fallback, a call of the loader with the fallback names alone writes bytes that it "
+         "does not write with all names\n"
+         "f: fallback, given\n"},
         {"NoValuesSatisfiedTheLoader",
          [](LogBuilder& log) {
            const Two two(log);

@@ -14,6 +14,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
+using ::testing::Pair;
 
 constexpr DType kUint16{27, 2, "uint16"};
 
@@ -175,6 +176,61 @@ TEST(WritesOfPassTest, BytesOfAConstantCount) {
   };
   EXPECT_EQ(content(1), content(1));
   EXPECT_NE(content(1), content(2));
+}
+
+// Two writes of `w` into p, which meet in one byte, and one into q.
+std::vector<PassWrite> InOrder(const std::vector<int>& order) {
+  return WritesOf([&](LogBuilder& log) {
+    const View p = log.Target("p", {4});
+    const View q = log.Target("q", {4});
+    const View w = log.Source("w", {4});
+    for (const int write : order) {
+      if (write == 0) log.Copy(p.Slice(0, 0, 2), w.Slice(0, 0, 2));
+      if (write == 1) log.Copy(p.Slice(0, 1, 3), w.Slice(0, 2, 4));
+      if (write == 2) log.Copy(q, w);
+    }
+  });
+}
+
+TEST(WritesOfPassTest, LaterWritesAreThoseThatShareBytes) {
+  const auto writes = InOrder({2, 0, 2, 1});
+  ASSERT_EQ(writes.size(), 4u);
+  EXPECT_THAT(writes[0].later, ElementsAre(2));
+  EXPECT_THAT(writes[1].later, ElementsAre(3));
+  EXPECT_THAT(writes[2].later, IsEmpty());
+  EXPECT_THAT(writes[3].later, IsEmpty());
+}
+
+TEST(OtherwiseOrderedTest, OnlyWritesThatShareBytes) {
+  const auto against = [](const std::vector<int>& order, const std::vector<int>& other) {
+    return OtherwiseOrdered(InOrder(order), LastWrites(InOrder(other)));
+  };
+  EXPECT_THAT(against({0, 1, 2}, {0, 1, 2}), IsEmpty());
+  EXPECT_THAT(against({0, 1, 2}, {2, 0, 1}), IsEmpty());
+  EXPECT_THAT(against({0, 1, 2}, {1, 0, 2}), ElementsAre(Pair(0, 1)));
+  EXPECT_THAT(against({2, 1, 0}, {2, 0, 1}), ElementsAre(Pair(1, 2)));
+}
+
+TEST(OtherwiseOrderedTest, TheLastOfEqualWritesCounts) {
+  const auto against = [](const std::vector<int>& order, const std::vector<int>& other) {
+    return OtherwiseOrdered(InOrder(order), LastWrites(InOrder(other)));
+  };
+  EXPECT_THAT(against({0, 1}, {0, 1, 0, 1}), IsEmpty());
+  EXPECT_THAT(against({1, 0, 1}, {0, 1}), IsEmpty());
+  EXPECT_THAT(against({0, 1}, {0, 1, 0}), ElementsAre(Pair(0, 1)));
+  EXPECT_THAT(against({0, 1, 0}, {0, 1}), ElementsAre(Pair(1, 2)));
+}
+
+TEST(OtherwiseOrderedTest, AWriteThatTheOtherPassLacks) {
+  EXPECT_THAT(OtherwiseOrdered(InOrder({0, 1}), LastWrites(InOrder({0}))), ElementsAre(Pair(0, 1)));
+  EXPECT_THAT(OtherwiseOrdered(InOrder({0, 1}), LastWrites(InOrder({1}))), IsEmpty());
+}
+
+TEST(OtherwiseOrderedTest, UnknownOrderIsAnotherOne) {
+  auto writes = InOrder({2});
+  writes[0].is_order_known = false;
+  EXPECT_THAT(OtherwiseOrdered(writes, LastWrites(writes)), ElementsAre(Pair(0, 0)));
+  EXPECT_THAT(OtherwiseOrdered(writes, LastWrites({})), IsEmpty());
 }
 
 TEST(WriteBagTest, OneWriteStandsForOne) {

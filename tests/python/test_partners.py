@@ -6,7 +6,10 @@ missing, or does something else with it.  Two updates through one plan equal the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import random
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -272,3 +275,169 @@ def test_many_names_that_read_a_value_cost_few_passes() -> None:
     plan = loadplan.plan_loads(Targets(live, lambda w: load(live, w)), metas(*names))
     assert calls <= 8
     assert plan.entries["w"].kind == "direct"
+
+
+IN_ANOTHER_ORDER = (
+    "the loader writes the same bytes more than once, in another order once names that go through "
+    "the loader are there"
+)
+
+
+def in_order(write: Callable[[Live, dict[str, Tensor]], list[Callable[[], object]]]) -> Loader:
+    """Runs the steps of ``write`` backwards where the value of ``a`` is above 0."""
+
+    def load(live: Live, weights: Weights) -> None:
+        found = dict(weights)
+        late = "a" in found and found["a"][0].item() > 0
+        if "a" in found:
+            live["scale"].copy_(found["a"])
+        steps = write(live, found)
+        for step in reversed(steps) if late else steps:
+            step()
+
+    return load
+
+
+@pytest.mark.parametrize("value", [5.0, -5.0])
+@pytest.mark.parametrize("overlaps", ["fallback", "last_wins"])
+@pytest.mark.parametrize("what", ["a constant", "one name", "two names"])
+def test_a_value_that_decides_the_order_of_writes(what: str, overlaps: str, value: float) -> None:
+    def write(live: Live, found: dict[str, Tensor]) -> list[Callable[[], object]]:
+        c = live["c"]
+        if what == "a constant":
+            return [lambda: c.copy_(found["b"]), c.zero_] if "b" in found else []
+        if what == "one name":
+            halves = found["b"].view(2, 1).expand(2, 2) if "b" in found else []
+            return [partial(c.copy_, half) for half in halves]
+        return [partial(c.copy_, found[name]) for name in ("b", "d") if name in found]
+
+    load = in_order(write)
+    live, eager = make(), make()
+    targets = Targets(live, lambda weights: load(live, weights))
+    weights = {
+        "a": torch.full((2,), value),
+        "b": torch.tensor([1.0, 2.0]),
+        "d": torch.tensor([3.0, 4.0]),
+        "other": torch.zeros(2),
+    }
+    if what != "two names":
+        del weights["d"]
+    plan = loadplan.plan_loads(targets, weights, overlaps=overlaps)
+    assert plan.entries["b"].kind == "fallback"
+    # A constant over a fallback name is right in one whole call only.
+    assert plan.entries["other"].kind == ("fallback" if what == "a constant" else "unneeded")
+    if what != "two names" or overlaps == "last_wins":
+        assert plan.entries["b"].reason == IN_ANOTHER_ORDER
+    loadplan.start_reload(targets)
+    loadplan.load_planned(targets, plan, weights.items())
+    loadplan.finish_reload(targets)
+    load(eager, weights.items())
+    assert {name: t.tolist() for name, t in live.items()} == {
+        name: t.tolist() for name, t in eager.items()
+    }
+
+
+def test_writes_that_share_no_byte_stay_planned_in_any_order() -> None:
+    def write(live: Live, found: dict[str, Tensor]) -> list[Callable[[], object]]:
+        if "b" not in found:
+            return []
+        steps = [partial(live["other"][i].copy_, found["b"][i]) for i in range(2)]
+        return [live["other"][3:].zero_, partial(live["c"].copy_, found["b"]), *steps]
+
+    assert kinds(check(make, in_order(write), metas("a", "b")))["b"] == "direct"
+
+
+def test_the_presence_of_a_planned_name_decides_the_order_of_the_call() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        found = dict(weights)
+        steps: list[Callable[[], object]] = []
+        if "a" in found:
+            read(live, found["a"])
+            steps = [partial(live["c"].copy_, found["a"]), lambda: live["c"].fill_(3)]
+        if "b" in found:
+            steps.reverse()
+            live["pair"][:2].copy_(found["b"])
+        for step in steps:
+            step()
+
+    plan = check(make, load, metas("a", "b"))
+    assert kinds(plan) == dict.fromkeys("ab", "fallback")
+    assert plan.entries["b"].reason == (
+        "the loader writes the same bytes more than once, in an order that only one whole call of "
+        "it keeps"
+    )
+
+
+def test_the_absence_of_a_planned_name_makes_the_call_write_more() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        found = dict(weights)
+        if "a" in found:
+            read(live, found["a"])
+            if "b" not in found:
+                live["other"].fill_(3)
+        if "b" in found:
+            live["c"].copy_(found["b"])
+
+    plan = check(make, load, metas("a", "b"))
+    assert kinds(plan) == dict.fromkeys("ab", "fallback")
+    assert "writes bytes that it does not write with all names" in plan.entries["b"].reason
+
+
+def random_order(rng: random.Random) -> Loader:
+    """Up to five writes into four elements, whose order or number names and a value decide."""
+    steps = []
+    for _ in range(rng.randint(2, 5)):
+        start, size = rng.randint(0, 2), rng.randint(1, 2)
+        steps.append((rng.choice(["b", "c", "a", rng.randint(1, 3)]), start, size))
+    orders = [rng.sample(range(len(steps)), rng.randint(1, len(steps))) for _ in range(4)]
+    if rng.random() < 0.7:  # the same writes, often those of one name last
+        orders = [rng.sample(range(len(steps)), len(steps)) for _ in range(4)]
+    decides = rng.choice(["value", "presence", "both"])
+    partner = rng.choice(["a", "b", "c"])
+    owner = rng.choice(["b", "c", None])
+
+    def load(live: Live, weights: Weights) -> None:
+        found = dict(weights)
+        high = "a" in found and found["a"][0].item() > 0
+        if "a" in found:
+            live["scale"].copy_(found["a"])
+        if owner in found:
+            live["pair"][:2].copy_(found[owner])
+        which = (high if decides != "presence" else 0) + 2 * (
+            partner in found if decides != "value" else 0
+        )
+        for step in orders[which]:
+            what, start, size = steps[step]
+            to = live["other"][start : start + size]
+            if isinstance(what, int):
+                if owner is None or owner in found:
+                    to.fill_(what)
+            elif what in found:
+                to.copy_(found[what][:size])
+
+    return load
+
+
+def test_random_orders_of_writes() -> None:
+    seed = os.environ.get("LOADPLAN_TEST_SEED") or str(random.SystemRandom().getrandbits(32))
+    num_planned = 0
+    for index in range(int(os.environ.get("LOADPLAN_PROGRAMS", 200))):
+        rng = random.Random(f"{seed}/{index}")
+        load = random_order(rng)
+        live, eager = make(), make()
+        targets = Targets(live, partial(load, live))
+        overlaps = rng.choice(["fallback", "last_wins"])
+        plan = loadplan.plan_loads(targets, metas("a", "b", "c"), overlaps=overlaps)
+        num_planned += plan.entries["b"].kind in ("direct", "derived")
+        for value in (5.0, -5.0):
+            weights = {name: torch.rand(2) + 4 for name in "bc"}
+            weights = {"a": torch.full((2,), value), **weights}
+            loadplan.start_reload(targets)
+            loadplan.load_planned(targets, plan, weights.items())
+            loadplan.finish_reload(targets)
+            load(eager, list(weights.items()))
+            for name in live:
+                assert torch.equal(live[name], eager[name]), (
+                    f"{name} by {plan.report()}; LOADPLAN_TEST_SEED={seed}, program {index}"
+                )
+    assert num_planned
