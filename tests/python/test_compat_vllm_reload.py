@@ -253,7 +253,8 @@ class AutoWeightsLoader:
     def load_weights(
         self, weights: Iterable[tuple[str, Tensor]], *, mapper: Any = None
     ) -> set[str]:
-        return Model.load_weights(self.module, weights)
+        mapped = weights if mapper is None else ((name, mapper(t)) for name, t in weights)
+        return Model.load_weights(self.module, mapped)
 
 
 def test_support_quantized_model_reload_from_hp_weights() -> None:
@@ -273,6 +274,17 @@ def test_support_quantized_model_reload_from_hp_weights() -> None:
         assert model._do_torchao_reload is True
         assert models.different(eager(checkpoint(seed)), model) == []
         assert models.addresses(model) == places
+
+
+def test_another_mapper_is_planned_anew() -> None:
+    model = ready()
+    model._model_config = CONFIG
+    model._do_torchao_reload = True
+    for seed, mapper in ((1, None), (2, torch.neg), (3, torch.neg), (4, None)):
+        # Engines make a loader for each call.
+        AutoWeightsLoader(model).load_weights(checkpoint(seed).items(), mapper=mapper)
+        wanted = {name: t if mapper is None else mapper(t) for name, t in checkpoint(seed).items()}
+        assert models.different(eager(wanted), model) == []
 
 
 def test_an_error_leaves_the_model_as_it_was() -> None:

@@ -168,6 +168,76 @@ def test_a_loader_with_a_module_is_wrapped() -> None:
     assert torch.equal(wanted.weight.dequantize(), model.weight.dequantize())
 
 
+class Turned(nn.Module):
+    """A loader with an option, whose values depend on it; no library quantises it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(2, 2), requires_grad=False)
+
+    def load_weights(
+        self, weights: Iterable[tuple[str, Tensor]], turned: bool = False, options: Any = None
+    ) -> None:
+        for _, tensor in weights:
+            self.weight.copy_(tensor.t() if turned or (options or {}).get("turned") else tensor)
+
+    def process_weights_after_loading(self) -> None:
+        self.weight = nn.Parameter(self.weight.to(torch.float64), requires_grad=False)
+
+
+def turned() -> Turned:
+    model = Turned()
+    loadplan.record_metadata_for_reloading(model)
+    model.process_weights_after_loading()
+    return model
+
+
+def test_a_call_with_other_arguments_is_planned_anew() -> None:
+    model = turned()
+    load = loadplan.reload_from_high_precision(model.load_weights)
+    weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    options = {"turned": False}
+    for positional, named, wanted in (
+        ((), {}, weight),
+        ((True,), {}, weight.t()),
+        ((), {"turned": True}, weight.t()),
+        ((), {"turned": False}, weight),
+        ((), {"options": options}, weight),
+        # The same object by now says something else.
+        ((), {"options": options}, weight.t()),
+    ):
+        load([("w", weight)], *positional, **named)
+        assert torch.equal(model.weight, wanted.double()), (positional, named)
+        options["turned"] = "options" in named
+
+
+def test_another_loader_of_the_model_is_planned_anew() -> None:
+    model = turned()
+    weight = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+
+    def negated(model: Turned, weights: Iterable[tuple[str, Tensor]]) -> None:
+        for _, tensor in weights:
+            model.weight.copy_(-tensor)
+
+    loadplan.reload_from_high_precision(model.load_weights)([("w", weight)])
+    loadplan.reload_from_high_precision(negated)(model, [("w", weight)])
+    assert torch.equal(model.weight, -weight.double())
+
+
+def test_the_same_call_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = turned()
+    planned = []
+    plan_loads = loadplan.plan.plan_loads
+    monkeypatch.setattr(
+        loadplan.plan, "plan_loads", lambda *a, **k: planned.append(1) or plan_loads(*a, **k)
+    )
+    for value in (1.0, 2.0):
+        load = loadplan.reload_from_high_precision(model.load_weights)
+        load([("w", torch.full((2, 2), value))], turned=True)
+        assert torch.equal(model.weight, torch.full((2, 2), value, dtype=torch.float64))
+    assert len(planned) == 1
+
+
 def test_no_model_is_an_error() -> None:
     load = loadplan.reload_from_high_precision(lambda weights: None)
     with pytest.raises(TypeError, match="found no model in list"):

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from .. import plan as _plan
 from .. import reload as _reload
 from ..layerwise import record_metadata_for_reloading
+from ..layerwise.calls import said_by
 from ..layerwise.record import ACTIVE
 from ..layerwise.whole import Whole
 from ..metadata import ParamMeta
@@ -166,6 +167,7 @@ def initialize_layerwise_reload(model: nn.Module, *, defer_processing: bool = Fa
     _reload.start_reload(state.targets, mode="layerwise", defer_processing=defer_processing)
     state.load_weights = getattr(model, "load_weights", None)
     if state.load_weights is not None:
+        state.whole.is_called(state.load_weights, said_by(state.load_weights))
         vars(model)["load_weights"] = _collector(model, state, vars(model).get("load_weights"))
 
 
@@ -240,7 +242,10 @@ def support_quantized_model_reload_from_hp_weights(
         weights, rest = args[0], args[1:]
         initialize_layerwise_reload(model)
         state = _state(model)
-        state.load_weights = lambda given: original_load_weights(self, given, *rest, **kwargs)
+        state.whole.is_called(
+            lambda given: original_load_weights(self, given, *rest, **kwargs),
+            said_by((original_load_weights, self, rest, kwargs)),
+        )
         try:
             state.whole.add(weights)
         except BaseException:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..metadata import ParamMeta
 from ..targets import Targets, Weights
+from .calls import said_by
 from .kernel import Kernel, in_load_format
 from .record import ACTIVE, SLOT
 
@@ -35,6 +36,9 @@ class Whole:
         self.returned: Any = None
         self._held: list[tuple[str, Tensor]] = []
         self._landed = False
+        self._call: Any = None
+        self._planned_call: Any = None
+        self.hooks = said_by(hooks)
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
         return type(None), ()  # a copied model starts anew
@@ -43,10 +47,18 @@ class Whole:
         self.returned = self._load_weights(weights)
         return self.returned
 
+    def is_called(self, load_weights: Callable[[Weights], Any], call: Any) -> None:
+        """The next reload is by ``load_weights``, in a call that says ``call`` (`said_by`)."""
+        self._load_weights = load_weights
+        self._call = call
+
     def add(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """In an active reload: lands what comes, or keeps it until `finish` where no plan is."""
         from ..reload import load_planned
 
+        if self._call != self._planned_call:
+            self.plan = None
+        self._planned_call = self._call
         if self.plan is not None and not self._landed and isinstance(weights, Collection):
             if any(name not in self.plan.entries for name, _ in weights):
                 self.plan = None
@@ -100,7 +112,8 @@ def reload_from_high_precision(
     ``module`` is the model.  While nothing is quantised (the first load), or where nothing was
     recorded (`record_metadata_for_reloading`), it is the loader itself.  Afterwards a call brings
     each layer's load format back, loads, and quantises again with the layer's post-processing;
-    kernel tensors keep their places.  A call has all weights of the model in its one iterator.
+    kernel tensors keep their places.  A call has all weights of the model in its one iterator; its
+    other arguments are the loader's, and what differs from the last call is planned anew.
 
     ``hooks``: as in `Targets` (``process``, ``is_deferred``, ``placement``).
     """
@@ -121,7 +134,11 @@ def reload_from_high_precision(
         else:
             weights, rest = rest[0], rest[1:]
         return reload_whole(
-            model, lambda given: load_weights(*before, given, *rest, **kwargs), weights, hooks
+            model,
+            lambda given: load_weights(*before, given, *rest, **kwargs),
+            weights,
+            said_by((load_weights, before, rest, kwargs)),
+            hooks,
         )
 
     return wrapped
@@ -131,15 +148,19 @@ def reload_whole(
     model: nn.Module,
     load_weights: Callable[[Weights], Any],
     weights: Iterable[tuple[str, Tensor]],
+    call: Any,
     hooks: dict[str, Any],
 ) -> Any:
-    """One layerwise reload with all of ``weights``.  Returns what the loader returned."""
+    """One layerwise reload with all of ``weights``.  Returns what the loader returned.
+
+    ``call``: what the call says beside its weights (`said_by`).
+    """
     from ..reload import start_reload
 
     whole = vars(model).get(_WHOLE)
-    if whole is None:
+    if whole is None or whole.hooks != said_by(hooks):
         whole = vars(model)[_WHOLE] = Whole(model, load_weights, **hooks)
-    whole._load_weights = load_weights
+    whole.is_called(load_weights, call)
     start_reload(whole.targets, mode="layerwise")
     try:
         whole.add(weights)
