@@ -388,6 +388,115 @@ def test_a_repeated_start_skips_what_is_started() -> None:
     loadplan.abort_reload(model)
 
 
+class InPlace(models.Layer):
+    """Multiplies tensors in plain attributes in place, each in its own way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("weight", torch.empty(3), "weight")
+        self.scale = torch.full((3,), 1.5)
+        self.unseen = torch.full((3,), 1.5)
+        self.items = [torch.ones(3), {"a": torch.ones(3)}]
+        self.replaced = [torch.ones(3)]
+        self.pair = torch.ones(6).split(3)
+        self.many = torch.full((5000,), 2.0)
+        self.cache = torch.zeros(3)
+
+    def process_weights_after_loading(self) -> None:
+        self.scale.mul_(2)
+        self.unseen.data.mul_(self.weight.sum())  # no version tells of it
+        self.items[0].add_(self.scale)
+        self.items[1]["a"].neg_()
+        self.replaced[0] = self.replaced[0] * 2
+        self.pair[1].mul_(self.pair[0].mul_(2))
+        self.many.mul_(2)
+        self.weight = models.plain_parameter((self.weight * self.scale).double())
+
+
+def in_place_model(layer: type, checkpoint: dict[str, Tensor], ready: bool) -> models.Model:
+    model = models.Model(["layer"], {"layer": layer})
+    if ready:
+        loadplan.record_metadata_for_reloading(model)
+    model.load_weights(checkpoint.items())
+    model.process()
+    return model
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_what_processing_changes_in_place_is_changed_once(copied: bool) -> None:
+    checkpoints = [{"0.weight": torch.rand(3)} for _ in range(4)]
+    model = in_place_model(InPlace, checkpoints[0], ready=True)
+    if copied:
+        model = copy.deepcopy(model)
+    places = models.addresses(model)
+    plan = plan_of(model, checkpoints[0])
+    for checkpoint in checkpoints:
+        model.layers[0].cache.fill_(7)
+        update(model, plan, list(checkpoint.items()))
+        assert torch.equal(model.layers[0].cache, torch.full((3,), 7.0))
+        model.layers[0].cache.zero_()
+        assert models.different(in_place_model(InPlace, checkpoint, ready=False), model) == []
+    assert models.addresses(model) == places
+
+
+class InPlaceLarge(models.Layer):
+    """Its table is too large to be kept, and no value repeats."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("weight", torch.empty(3), "weight")
+        self.table = torch.arange(5000.0)
+
+    def process_weights_after_loading(self) -> None:
+        self.table.data.mul_(2)
+        self.weight = models.plain_parameter(self.weight.double())
+
+
+SHARED = torch.ones(3)
+
+
+class InPlaceShared(models.Layer):
+    def __init__(self) -> None:
+        super().__init__()
+        self.add("weight", torch.empty(3), "weight")
+        self.table = SHARED
+
+    def process_weights_after_loading(self) -> None:
+        self.table.mul_(2)
+        self.weight = models.plain_parameter(self.weight.double())
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [(InPlaceLarge, "of 20000 bytes, too many to keep"), (InPlaceShared, "that other layers have")],
+)
+@pytest.mark.parametrize("atomic", [False, True])
+def test_what_cannot_be_changed_once_is_refused(layer: type, why: str, atomic: bool) -> None:
+    model = models.Model(["layer", "layer"], {"layer": layer})
+    loadplan.record_metadata_for_reloading(model)
+    checkpoint = model.checkpoint(0)
+    model.load_weights(checkpoint.items())
+    model.process()
+    before = copy.deepcopy(model)
+    plan = plan_of(model, checkpoint)
+    words = rf"processing of layer `layers.0` .* changes `table` in place, .* {why}"
+    with pytest.raises(RuntimeError, match=words):
+        update(model, plan, list(model.checkpoint(1).items()), atomic=atomic)
+    assert torch.equal(model.layers[0].table, before.layers[0].table)
+    assert not atomic or models.different(before, model) == []
+
+
+def test_large_tensors_that_processing_only_reads_stay() -> None:
+    class Reads(InPlaceLarge):
+        def process_weights_after_loading(self) -> None:
+            self.weight = models.plain_parameter((self.weight + self.table[-1]).double())
+
+    model = in_place_model(Reads, {"0.weight": torch.rand(3)}, ready=True)
+    checkpoint = {"0.weight": torch.rand(3)}
+    update(model, plan_of(model, checkpoint), list(checkpoint.items()))
+    assert models.different(in_place_model(Reads, checkpoint, ready=False), model) == []
+
+
 def test_nothing_recorded_is_refused() -> None:
     model = models.Model(["norm"])
     with pytest.raises(RuntimeError, match="record_metadata_for_reloading"):

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from .record import ACTIVE, SLOT, LayerRecord, Recorded
-
-_SLOTS = ("_parameters", "_buffers", "_modules", SLOT, ACTIVE)
+from .plain import all_bytes, copied, inner
+from .record import SLOTS, LayerRecord, Recorded
 
 
 @dataclass
@@ -35,9 +34,9 @@ class Kernel:
             dict(layer._buffers),
             set(layer._non_persistent_buffers_set),
             {
-                name: (value, _copied(value))
+                name: (value, copied(value))
                 for name, value in vars(layer).items()
-                if name not in _SLOTS and any(_inner(value))
+                if name not in SLOTS and any(inner(value))
             },
         )
 
@@ -127,30 +126,6 @@ def put_load_format(
         vars(layer).pop(name, None)
 
 
-# Tensors inside a value: itself, in a list, tuple or dict, in a wrapper (a quantised tensor).
-def _inner(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        if is_traceable_wrapper_subclass(value):
-            names, _ = value.__tensor_flatten__()
-            for name in names:
-                yield from _inner(getattr(value, name), f"{path}.{name}")
-        else:
-            yield path, value
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from _inner(item, f"{path}[{index}]")
-    elif type(value) is dict:
-        for key, item in value.items():
-            yield from _inner(item, f"{path}[{key!r}]")
-
-
-def _copied(value: Any) -> Any:
-    """Containers anew, with the same tensors."""
-    if isinstance(value, (list, tuple)) and type(value) in (list, tuple):
-        return type(value)(_copied(item) for item in value)
-    return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value
-
-
 def _refill(value: Any, held: Any) -> None:
     """Puts back what a container held."""
     if type(value) is list:
@@ -178,10 +153,13 @@ class _Copy:
     source: Tensor
 
 
-def results(layer: nn.Module, kernel: Kernel, before: dict[str, Versions]) -> list[_Copy]:
+def results(
+    layer: nn.Module, kernel: Kernel, before: dict[str, Versions], written: set[int]
+) -> list[_Copy]:
     """What processing left on ``layer``, paired with the kept tensors; nothing is written.
 
-    ``before``: plain attributes as they were before processing.  Raises ShapeChanged, naming both
+    ``before``: plain attributes as they were before processing.  ``written``: storages that it
+    wrote, also where no version says so (`tensor.data`).  Raises ShapeChanged, naming both
     sides, where something does not fit.
     """
     copies: list[_Copy] = []
@@ -200,7 +178,7 @@ def results(layer: nn.Module, kernel: Kernel, before: dict[str, Versions]) -> li
             raise ShapeChanged(f"processing made `{name}`, which the kept kernel tensors have not")
     for name, (_, held) in kernel.plain.items():
         result = _result_of(layer, name)
-        if _versions(result) != before.get(name):
+        if _versions(result) != before.get(name) or written & _storages(result):
             copies += _pairs(name, held, result)
     return copies
 
@@ -222,11 +200,11 @@ def versions(layer: nn.Module, kernel: Kernel) -> dict[str, Versions]:
 
 
 def _versions(value: Any) -> Versions:
-    return [(path, id(tensor), tensor._version) for path, tensor in _inner(value)]
+    return [(path, id(tensor), tensor._version) for path, tensor in inner(value)]
 
 
 def _pairs(name: str, kept: Any, result: Any) -> Iterator[_Copy]:
-    ours, theirs = dict(_inner(kept)), dict(_inner(result))
+    ours, theirs = dict(inner(kept)), dict(inner(result))
     if ours.keys() != theirs.keys():
         raise ShapeChanged(
             f"`{name}`: processing made {type(result).__name__} with tensors {sorted(theirs)}, the "
@@ -256,7 +234,7 @@ def copy_results(copies: list[_Copy], shared: set[int]) -> None:
                     to.copy_(source.clone())
             elif whose not in shared and _same_storage_layout(to, source):
                 if key not in seen:
-                    _bytes(to).copy_(_bytes(source))
+                    all_bytes(to).copy_(all_bytes(source))
                     seen.add(key)
             else:
                 _copy_elements(to, source)
@@ -269,12 +247,6 @@ def _same_place(a: Tensor, b: Tensor) -> bool:
 def _same_storage_layout(a: Tensor, b: Tensor) -> bool:
     """Then gaps and padding, too, are as processing left them."""
     return _same_place(a, b) and a.untyped_storage().nbytes() == b.untyped_storage().nbytes()
-
-
-def _bytes(tensor: Tensor) -> Tensor:
-    storage = tensor.untyped_storage()
-    flat = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _copy_elements(to: Tensor, source: Tensor) -> None:
@@ -295,11 +267,15 @@ def kernel_tensors(kernel: Kernel, path: str) -> Iterator[tuple[str, Tensor]]:
     """Everything of a layer that has memory, by names that begin with that of the layer."""
     held = {name: copy for name, (_, copy) in kernel.plain.items()}
     for name, value in (*kernel.parameters.items(), *kernel.buffers.items(), *held.items()):
-        for inner, tensor in _inner(value):
-            yield f"{path}.{name}{inner}" if path else f"{name}{inner}", tensor.detach()
+        for part, tensor in inner(value):
+            yield f"{path}.{name}{part}" if path else f"{name}{part}", tensor.detach()
 
 
 def storages_of(kernel: Kernel) -> set[int]:
     plain = (held for _, held in kernel.plain.values())
     found = (*kernel.parameters.values(), *kernel.buffers.values(), *plain)
-    return {t.untyped_storage()._cdata for value in found for _, t in _inner(value)}
+    return set().union(*map(_storages, found))
+
+
+def _storages(value: Any) -> set[int]:
+    return {tensor.untyped_storage()._cdata for _, tensor in inner(value)}

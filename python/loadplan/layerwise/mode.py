@@ -23,6 +23,7 @@ from .kernel import (
     storages_of,
     versions,
 )
+from .plain import ChangedInPlace, Repeated, merged
 from .record import ACTIVE, SLOT, LayerRecord, Recorded, materialise
 
 logger = logging.getLogger("loadplan")
@@ -295,23 +296,26 @@ def _make_real(
 def _process(layer: Layer, active: Active, handle: Any) -> None:
     """Post-processing of a layer whose tensors are real, and its results into the kept ones."""
     try:
-        plain = vars(layer.module)
-        # A tensor that processing transforms is, before it, what it was at first.
-        plain.update({k: t for k, t in layer.record.plain.items() if k in layer.kernel.plain})
-        before = versions(layer.module, layer.kernel)
         if layer.has_kernel:
             # Also processing itself may write some of them.
             items = list(kernel_tensors(layer.kernel, layer.name))
             handle.layers_overwrite([name for name, _ in items], [tensor for _, tensor in items])
-        if layer.process is not None:
-            with torch.no_grad(), _default_device(layer.record.default_device):
-                layer.process()
+        # A tensor that processing transforms is, before it, what it was at first.
+        plain = vars(layer.module)
+        for name, then in layer.record.plain.items():
+            if name in layer.kernel.plain:
+                plain[name] = merged(layer.kernel.plain[name][1], then)
+        before = versions(layer.module, layer.kernel)
+        written = _run_process(layer)
         if layer.has_kernel:
-            copy_results(results(layer.module, layer.kernel, before), active.shared_storages)
+            copies = results(layer.module, layer.kernel, before, written)
+            copy_results(copies, active.shared_storages)
             layer.kernel.put_on(layer.module)
     except BaseException as error:
         words = (
-            str(error) if isinstance(error, ShapeChanged) else f"{type(error).__name__}: {error}"
+            str(error)
+            if isinstance(error, (ShapeChanged, ChangedInPlace))
+            else f"{type(error).__name__}: {error}"
         )
         what = f"layer `{layer.name}` ({type(layer.module).__name__})"
         try:
@@ -321,6 +325,21 @@ def _process(layer: Layer, active: Active, handle: Any) -> None:
                 raise failure from error
         raise
     layer.is_done = True
+
+
+def _run_process(layer: Layer) -> set[int]:
+    """Returns the storages of plain attributes that it wrote in place."""
+    if layer.process is None:
+        return set()
+    with torch.no_grad():
+        repeated = Repeated(layer.record.memories)
+        try:
+            with _default_device(layer.record.default_device):
+                layer.process()
+            return repeated.end()
+        except BaseException:
+            repeated.put_back()
+            raise
 
 
 def _default_device(device: torch.device) -> AbstractContextManager[Any]:

@@ -6,6 +6,7 @@ Kept on the layer itself, without a reference to it: a record never outlives its
 from __future__ import annotations
 
 import types
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +16,14 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .plain import Memory, all_bytes, copied, inner
+
 # Where a record lies on its layer.
 SLOT = "_loadplan_layer"
 # Where the reload in progress lies on its model.
 ACTIVE = "_loadplan_reload"
+
+SLOTS = ("_parameters", "_buffers", "_modules", SLOT, ACTIVE)
 
 # A tensor of so many bytes is kept whole; of a larger one only a value that all elements share.
 _KEPT_NBYTES = 16 << 10
@@ -61,8 +66,9 @@ class LayerRecord:
     views: set[str] = field(default_factory=set)
     # Names that were quantised or sparse from the start: left as they are.
     opaque: set[str] = field(default_factory=set)
-    # Tensors that are neither, as they were.
-    plain: dict[str, Tensor] = field(default_factory=dict)
+    # Plain attributes that are or hold tensors: which, and what these held.
+    plain: dict[str, Any] = field(default_factory=dict)
+    memories: list[Memory] = field(default_factory=list)
     default_device: torch.device = torch.device("cpu")
     # On the first layer of a model: targets whose zeroed bytes have been told.
     told: set[str] = field(default_factory=set)
@@ -117,11 +123,13 @@ def record_metadata_for_reloading(model: nn.Module) -> None:
         for tensor in parameters.values()
         if id(tensor) in metas
     }
+    plain = _plain_attributes(owners)
     made: dict[int, Recorded] = {}
     for layer, parameters, buffers in owners:
         record = LayerRecord(
             non_persistent=set(layer._non_persistent_buffers_set),
-            plain={k: v for k, v in vars(layer).items() if isinstance(v, Tensor)},
+            plain=plain[id(layer)][0],
+            memories=plain[id(layer)][1],
             default_device=torch.get_default_device(),
         )
         for ours, theirs in ((record.parameters, parameters), (record.buffers, buffers)):
@@ -138,6 +146,67 @@ def record_metadata_for_reloading(model: nn.Module) -> None:
                     record.opaque.add(name)
         record.views -= parameters.keys()
         layer.__dict__[SLOT] = record
+
+
+def _plain_attributes(
+    owners: list[tuple[nn.Module, dict[str, Tensor | None], dict[str, Tensor | None]]],
+) -> dict[int, tuple[dict[str, Any], list[Memory]]]:
+    """By layer, by id: those that are or hold tensors, and their memory."""
+    # What parameters and buffers show is theirs: a loader writes it.
+    loaded = {
+        key
+        for _, *slots in owners
+        for slot in slots
+        for tensor in slot.values()
+        for _, part in inner(tensor)
+        if (key := _storage_of(part)) is not None
+    }
+    found: dict[int, dict[str, Any]] = {}
+    of_layers: Counter[int] = Counter()
+    shown: dict[int, dict[int, tuple[str, list[Tensor]]]] = {}
+    for layer, *_ in owners:
+        values = found[id(layer)] = {}
+        mine = shown[id(layer)] = {}
+        for name, value in vars(layer).items():
+            keys = {path: _storage_of(tensor) for path, tensor in inner(value)}
+            if name in SLOTS or not keys:
+                continue
+            if not isinstance(value, Tensor) and not loaded.isdisjoint(keys.values()):
+                continue  # it would keep what was loaded
+            values[name] = copied(value)
+            for path, tensor in inner(value):
+                key = keys[path]
+                if key is not None and key not in loaded:
+                    mine.setdefault(key, (name + path, []))[1].append(tensor)
+        of_layers.update(mine.keys())
+    return {
+        layer: (
+            found[layer],
+            [_memory(*item, of_layers[key] > 1) for key, item in shown[layer].items()],
+        )
+        for layer in found
+    }
+
+
+def _storage_of(tensor: Tensor) -> int | None:
+    if tensor.layout is not torch.strided or tensor.is_meta or is_lazy(tensor):
+        return None
+    storage = tensor.untyped_storage()
+    return storage._cdata if storage.nbytes() else None
+
+
+def _memory(name: str, tensors: list[Tensor], is_shared: bool) -> Memory:
+    raw = all_bytes(tensors[0])
+    itemsize = tensors[0].itemsize
+    # Words of integers, so that no bit of a NaN is lost.
+    flat = raw.view(
+        _INTS[itemsize] if itemsize in _INTS and not raw.numel() % itemsize else raw.dtype
+    )
+    if is_shared:
+        return Memory(name, tensors, flat, flat.new_empty(0), "that other layers have as well")
+    initial = _initial(flat)
+    unknown = "" if initial.numel() else f"of {raw.numel()} bytes, too many to keep"
+    return Memory(name, tensors, flat, initial, unknown)
 
 
 def _own(layer: nn.Module) -> tuple[dict[str, Tensor | None], dict[str, Tensor | None]]:
