@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -69,17 +69,70 @@ class Places:
             layer.put_back()
 
     def keep(self, targets: Targets) -> None:
-        """Brings bytes that lie in new memory (`param.data = w`) back to the old place."""
-        for name, tensor in targets.named().items():
-            old = self._aliases.get(name)
-            if old is None:
-                continue
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                moved = tensor.untyped_storage()._cdata != old.untyped_storage()._cdata
-                if not moved or tensor.shape != old.shape or tensor.dtype != old.dtype:
-                    continue
-                old.copy_(tensor.detach())
-                tensor.data = old
+        """Brings bytes that lie in new memory (`param.data = w`) back to the old place.
+
+        Not where a target over the same bytes has stayed, or has gone elsewhere: the old place
+        holds the values of both.  The layouts tell of what is left in new memory.
+        """
+        over: dict[int, list[_Move]] = {}
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for name, tensor in targets.named().items():
+                if (old := self._aliases.get(name)) is not None:
+                    over.setdefault(_storage(old), []).append(_Move(tensor, old))
+            for moves in over.values():
+                for move in [move for move in moves if move.can_return(moves)]:
+                    if move.is_away():  # one tensor may have two names
+                        move.old.copy_(move.tensor.detach())
+                        move.tensor.data = move.old
+
+
+class _Move(NamedTuple):
+    """A target, and what it showed before."""
+
+    tensor: Tensor
+    old: Tensor
+
+    def is_away(self) -> bool:
+        return _storage(self.tensor) != _storage(self.old)
+
+    def can_return(self, moves: list[_Move]) -> bool:
+        """``moves``: of all targets over the same old storage, this one among them."""
+        if not self.is_away() or not self._has_kind_of_old():
+            return False
+        return all(
+            other.tensor is self.tensor or not self._shared_with(other) or self._is_tied_to(other)
+            for other in moves
+        )
+
+    def _has_kind_of_old(self) -> bool:
+        return self.tensor.shape == self.old.shape and self.tensor.dtype == self.old.dtype
+
+    def _shared_with(self, other: _Move) -> bool:
+        ours, theirs = _span(self.old), _span(other.old)
+        return max(ours[0], theirs[0]) < min(ours[1], theirs[1])
+
+    def _is_tied_to(self, other: _Move) -> bool:
+        """Whether both show the same bytes of the new memory as of the old."""
+        return (
+            _storage(other.tensor) == _storage(self.tensor)
+            and other._has_kind_of_old()
+            and _span(other.tensor)[0] - _span(self.tensor)[0]
+            == _span(other.old)[0] - _span(self.old)[0]
+            and self.tensor.stride() == self.old.stride()
+            and other.tensor.stride() == other.old.stride()
+        )
+
+
+def _storage(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """The bytes of its storage that a tensor shows lie between these."""
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    extent = sum((n - 1) * step for n, step in steps) + 1 if tensor.numel() else 0
+    start = int(tensor.storage_offset()) * tensor.itemsize
+    return start, start + int(extent) * tensor.itemsize
 
 
 def _is_same(tensor: Tensor, alias: Tensor) -> bool:

@@ -322,6 +322,47 @@ def test_a_loader_that_moves_a_target_and_raises() -> None:
     assert receipt.coverage["w"].nbytes == 8
 
 
+@pytest.mark.parametrize("atomic", [False, True])
+def test_a_loader_that_cuts_a_tie_is_refused(atomic: bool) -> None:
+    """`a.data = w` leaves b, which showed the same bytes, where it was."""
+    whole = torch.zeros(6)
+    a, b, c = nn.Parameter(whole[:4]), nn.Parameter(whole[2:4]), nn.Parameter(whole[4:])
+
+    def load_weights(weights: Weights) -> None:
+        for name, weight in weights:
+            {"a": a, "c": c}[name].data = weight.clone()
+
+    targets = Targets({"a": a, "b": b, "c": c}, load_weights)
+    plan = loadplan.plan_loads(targets, {"a": ((4,), F32)})
+    loadplan.start_reload(targets, atomic=atomic)
+    with pytest.raises(RuntimeError, match="`a` has moved"):
+        loadplan.load_planned(targets, plan, [("a", torch.ones(4))])
+    assert torch.equal(whole, torch.zeros(6)) and a.data_ptr() == whole.data_ptr()
+    # Nothing else shows the bytes of c, though its storage.
+    loadplan.start_reload(targets)
+    plan = loadplan.plan_loads(targets, {"c": ((2,), F32)})
+    loadplan.load_planned(targets, plan, [("c", torch.ones(2))])
+    loadplan.finish_reload(targets)
+    assert whole.tolist() == [0, 0, 0, 0, 1, 1]
+
+
+def test_a_loader_that_moves_both_sides_of_a_tie() -> None:
+    whole = torch.zeros(4)
+    a, b = nn.Parameter(whole), nn.Parameter(whole[2:])
+
+    def load_weights(weights: Weights) -> None:
+        for _, weight in weights:
+            a.data = weight.clone()
+            b.data = a.data[2:]
+
+    targets = Targets({"a": a, "b": b}, load_weights)
+    plan = loadplan.plan_loads(targets, {"w": ((4,), F32)})
+    loadplan.start_reload(targets)
+    loadplan.load_planned(targets, plan, [("w", torch.arange(4.0))])
+    loadplan.finish_reload(targets)
+    assert whole.tolist() == [0, 1, 2, 3] and b.data_ptr() == whole[2:].data_ptr()
+
+
 # ------------------------------------------------------------------ destinations
 def test_destinations_in_an_atomic_update() -> None:
     live = {"w": torch.rand(4), "v": torch.rand(2)}
