@@ -135,7 +135,7 @@ def _undo_memory() -> int:
 
 
 def load_planned(
-    model: Model, plan: LoadPlan, weights: Iterable[tuple[str, Tensor]]
+    model: Model, plan: LoadPlan, weights: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 ) -> torch.cuda.Event | None:
     """Lands checkpoint tensors as ``plan`` says; may be called again, bucket by bucket.
 
@@ -148,13 +148,15 @@ def load_planned(
     """
     session = session_of(model)
     call = "load_planned"
+    pairs: Iterable[tuple[str, Tensor]]
+    pairs = weights.items() if isinstance(weights, Mapping) else weights
     with step(session, call):
         session.begin(plan)
     mode, handle, targets = session.mode, session.handle, session.targets
-    if isinstance(weights, Collection) and not mode.per_name:
+    if isinstance(pairs, Collection) and not mode.per_name:
         names: list[str] = []
         tensors: list[Tensor] = []
-        for name, tensor in weights:
+        for name, tensor in pairs:
             _check_item(name, tensor)
             names.append(name)
             tensors.append(tensor)
@@ -164,7 +166,7 @@ def load_planned(
                 call_loader(session)
             handle.deliver_planned(names, tensors)
     else:
-        for name, tensor in weights:
+        for name, tensor in pairs:
             _check_item(name, tensor)
             # Not around the sender, which may wait for another thread.
             with step(session, call):

@@ -363,6 +363,22 @@ def test_a_loader_that_moves_both_sides_of_a_tie() -> None:
     assert whole.tolist() == [0, 1, 2, 3] and b.data_ptr() == whole[2:].data_ptr()
 
 
+def test_a_mapping_of_weights() -> None:
+    live = {"w": torch.zeros(2), "v": torch.zeros(2)}
+
+    def load_weights(weights: Weights) -> None:
+        for name, weight in weights:
+            live[name].copy_(weight)
+
+    targets = Targets(live, load_weights)
+    weights = {"w": torch.ones(2), "v": torch.full((2,), 2.0)}
+    plan = loadplan.plan_loads(targets, weights)
+    loadplan.start_reload(targets)
+    loadplan.load_planned(targets, plan, weights)
+    assert loadplan.finish_reload(targets).names == ("w", "v")
+    assert all(torch.equal(live[name], weight) for name, weight in weights.items())
+
+
 # ------------------------------------------------------------------ destinations
 def test_destinations_in_an_atomic_update() -> None:
     live = {"w": torch.rand(4), "v": torch.rand(2)}
