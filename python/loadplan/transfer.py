@@ -197,11 +197,17 @@ def load_files_together(
     session = session_of(model)
     exchange = classes.ShardExchange(_boxed(group), timeout, max_bytes_in_flight, bucket_nbytes)
     with step(session, "load_files_together"):
-        session.begin(plan)
         try:
-            exchange.connect_files(plan._handle, existing_paths(paths))
+            try:
+                session.begin(plan)
+                existing = existing_paths(paths)
+            except Exception as error:  # the others wait for this rank: they are told
+                with contextlib.suppress(RuntimeError):
+                    exchange.connect(None, None, f"{type(error).__name__}: {error}")
+                raise
+            exchange.connect_files(plan._handle, existing)
             sent, received, *_ = exchange.update(None, session.handle, "")
-        except (RuntimeError, ValueError) as error:
+        except Exception as error:
             if session.state == "active":
                 with contextlib.suppress(RuntimeError):
                     session.handle.fail(str(error))

@@ -379,6 +379,23 @@ def read_together(context: Context, path: str) -> None:
     context.report("read", read=receipt.read, needed=needed, received=receipt.received)
 
 
+def read_apart(context: Context, path: str, fault: str) -> None:
+    """Rank 1 does not take part: it has another path, or no reload in progress."""
+    group = dist.new_group()
+    engine = Engine(context.rank, context.world)
+    plan = plan_of(engine)
+    if context.rank != 1 or fault != "idle":
+        loadplan.start_reload(engine)
+    if context.rank == 1 and fault == "path":
+        path += ".not-there"
+    start = time.monotonic()
+    try:
+        loadplan.load_files_together(engine, plan, path, group)
+    except (OSError, RuntimeError) as error:
+        seconds, state = time.monotonic() - start, loadplan.state(engine).state
+        context.report("raised", error=repr(error), seconds=seconds, state=state)
+
+
 class Large(loadplan.Targets):
     """One direct matrix, large enough that a failure finds it half way."""
 

@@ -135,3 +135,18 @@ def test_files_that_one_rank_lacks_fail_every_rank(tmp_path: Path) -> None:
     save_file(weights, path)
     with pytest.raises(AssertionError, match="`layers.1.norm.weight` is needed and is in none of"):
         shard_ranks.launch(2, shard_ranks.read_together, path)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"), [("path", "FileNotFoundError"), ("idle", "needs an active reload")]
+)
+def test_a_rank_that_cannot_read_tells_the_others(tmp_path: Path, fault: str, words: str) -> None:
+    path = str(tmp_path / "model.safetensors")
+    save_file(shard_ranks.checkpoint(7), path)
+    reports = shard_ranks.launch(3, shard_ranks.read_apart, path, fault)
+    assert [report.label for report in reports] == ["raised"] * 3
+    for report in reports:
+        assert words in report.values["error"], report
+        assert report.values["seconds"] < 20, report  # the time-out is a minute
+        idle = report.rank == 1 and fault == "idle"
+        assert report.values["state"] == ("idle" if idle else "failed")
