@@ -3,16 +3,11 @@
 #include <c10/core/DispatchKey.h>
 #include <fnmatch.h>
 
-#include <string_view>
-
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "backend/convert.h"
 
 namespace loadplan {
-namespace {
-
-// What is wrong with the kind of tensor; empty where nothing is.
 std::string_view KindProblem(const at::Tensor& tensor) {
   if (!tensor.defined()) return "is undefined";
   if (tensor.key_set().has(c10::DispatchKey::Python)) {
@@ -24,8 +19,6 @@ std::string_view KindProblem(const at::Tensor& tensor) {
   if (tensor.is_privateuseone()) return "is a trace tensor, which holds no data";
   return "";
 }
-
-}  // namespace
 
 absl::Status CheckDeclared(const SourceTensor& declared, const at::Tensor& tensor,
                            bool needs_memory) {

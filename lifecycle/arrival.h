@@ -5,11 +5,16 @@
 #include <ATen/core/Tensor.h>
 
 #include <string>
+#include <string_view>
 
 #include "absl/status/status.h"
 #include "plan/load_plan.h"
 
 namespace loadplan {
+
+// What keeps the memory of `tensor` from being read as its elements, with a verb ("is sparse ...");
+// empty where nothing does.
+std::string_view KindProblem(const at::Tensor& tensor);
 
 // InvalidArgument, naming the tensor with what was expected and what arrived, where `tensor` has
 // another shape or dtype than declared or is no strided tensor of the plain kind (sparse,

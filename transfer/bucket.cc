@@ -1,7 +1,10 @@
 #include "transfer/bucket.h"
 
+#include <string_view>
+
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "lifecycle/arrival.h"
 #include "lifecycle/byte_copy.h"
 
 namespace loadplan {
@@ -25,14 +28,24 @@ absl::StatusOr<Index> NbytesIn(const BucketItem& item, Index buffer_nbytes) {
   return *nbytes;
 }
 
+// Why the bytes of `buffer` are not those of one piece of memory, with a verb; empty where they
+// are.
+std::string_view BufferProblem(const at::Tensor& buffer) {
+  if (const std::string_view problem = KindProblem(buffer); !problem.empty()) return problem;
+  if (buffer.is_meta()) return "is on meta, where it holds no data";
+  // Its memory holds other values than it shows.
+  if (buffer.is_neg() || buffer.is_conj()) return "is a lazily negated or conjugated view";
+  return buffer.is_contiguous() ? "" : "is not contiguous";
+}
+
 }  // namespace
 
 absl::Status DeliverBucket(ReloadSession& session, const at::Tensor& buffer,
                            std::span<const BucketItem> items) {
-  if (!buffer.defined() || buffer.layout() != at::kStrided || !buffer.is_contiguous() ||
-      buffer.is_meta() || buffer.is_privateuseone()) {
+  if (const std::string_view problem = BufferProblem(buffer); !problem.empty()) {
     return session.FailWith(absl::InvalidArgumentError(
-        "the buffer of a bucket must be a contiguous tensor with memory"));
+        absl::StrCat("the buffer of a bucket must be a contiguous tensor with memory; it ",
+                     std::string(problem))));
   }
   const ByteSide from = ByteSide::OfElements(buffer);
   std::vector<Index> sizes;

@@ -127,5 +127,25 @@ TEST_F(BucketTest, TheBufferHasToBeContiguousMemory) {
   }
 }
 
+// As a wrapper subclass arrives from Python: the key, and no memory.
+at::Tensor Wrapper() {
+  return at::detail::make_tensor<c10::TensorImpl>(
+      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::CPU}),
+      caffe2::TypeMeta::Make<std::uint8_t>(), at::kCPU);
+}
+
+TEST_F(BucketTest, TheBufferShowsWhatItsMemoryHolds) {
+  const std::vector<std::pair<at::Tensor, std::string>> bad = {
+      {Wrapper(), "is a tensor subclass that hides its memory"},
+      {at::ones({75})._neg_view(), "is a lazily negated or conjugated view"},
+      {at::zeros({38}, at::kComplexFloat).conj(), "is a lazily negated or conjugated view"}};
+  for (const auto& [buffer, says] : bad) {
+    SetUp();
+    Pack(0);
+    EXPECT_THAT(DeliverBucket(*session_, buffer, items_), StatusIs(kInvalid, HasSubstr(says)));
+    ExpectOldBytes();
+  }
+}
+
 }  // namespace
 }  // namespace loadplan
