@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "transfer/exchange_run.h"
+#include "transfer/guarded.h"
 #include "transfer/reader_table.h"
 
 namespace loadplan {
@@ -233,8 +235,11 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
                      "failed with: ",
                      std::string(failure_.message()))));
   }
-  absl::Status own = problem.ok() ? CheckRoles(shards, session) : problem;
-  if (own.ok() && shards != nullptr) own = shards->CheckAgreement();
+  const absl::Status own = Guarded("checking shards", [&] {
+    absl::Status status = problem.ok() ? CheckRoles(shards, session) : problem;
+    if (status.ok() && shards != nullptr) status = shards->CheckAgreement();
+    return status;
+  });
   std::string key;
   const std::array<std::int64_t, 2> header = {digest_, num_updates_};
   const auto headers = peers_.Consult(header, own, &key);
@@ -246,16 +251,19 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
                      "; all ranks have to make the same calls")));
   }
   ++num_updates_;
-  peers_.BeginWatch(key);
-  ShardSource* source = shards.get();
-  if (roles_.files != nullptr) source = roles_.files.get();
-  Run run(*this, source, session);
-  absl::Status status = run.Move();
+  // Memory that is being received into stays until the others know.
+  std::optional<Run> run;
+  absl::Status status = Guarded("exchanging shards", [&] {
+    peers_.BeginWatch(key);
+    ShardSource* source = shards.get();
+    if (roles_.files != nullptr) source = roles_.files.get();
+    return run.emplace(*this, source, session).Move();
+  });
   if (status.ok()) status = peers_.AwaitAll();
   if (!status.ok()) status = peers_.Fail(status);
   peers_.EndWatch();
   if (!status.ok()) return fail(status);
-  return run.receipt();
+  return run->receipt();
 }
 
 absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& session) {

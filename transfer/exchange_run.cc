@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "backend/convert.h"
 #include "geometry/strided_map.h"
+#include "transfer/guarded.h"
 
 namespace loadplan {
 namespace {
@@ -51,19 +52,18 @@ absl::Status ShardExchange::Run::Move() {
 absl::Status ShardExchange::Run::PostBatch(std::size_t& next) {
   const std::vector<Message>& messages = exchange_.messages_;
   const std::size_t posted_before = in_flight_.size();
-  absl::Status status;
-  exchange_.peers_.BeginBatch();
+  absl::Status status = exchange_.peers_.BeginBatch();
   for (; next < messages.size() && status.ok(); ++next) {
     const Message& message = messages[next];
     if (message.sender == message.receiver) {
-      status = CopyOwn(message);
+      status = Guarded("copying", [&] { return CopyOwn(message); });
       continue;
     }
     if (!in_flight_.empty() &&
         in_flight_nbytes_ + message.nbytes > exchange_.options_.max_bytes_in_flight) {
       break;
     }
-    status = Post(message);
+    status = Guarded("posting messages", [&] { return Post(message); });
   }
   const absl::StatusOr<WorkPtr> shared = exchange_.peers_.EndBatch();
   if (!status.ok()) return status;

@@ -5,12 +5,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "lifecycle/byte_copy.h"
+#include "transfer/guarded.h"
 
 namespace loadplan {
 namespace {
@@ -22,19 +22,6 @@ constexpr int kTag = 0x10ad;  // one for each pair of ranks: it keeps their mess
 
 std::string Seconds(milliseconds time) {
   return absl::StrFormat("%.3g s", static_cast<double>(time.count()) / 1000);
-}
-
-// Runs `f`, which calls c10d. Gloo's exceptions are no c10::Error.
-template <typename F>
-absl::Status Guarded(const std::string& what, F f) {
-  try {
-    f();
-    return absl::OkStatus();
-  } catch (const c10::Error& error) {
-    return absl::UnavailableError(absl::StrCat(what, ": ", error.what_without_backtrace()));
-  } catch (const std::exception& error) {
-    return absl::UnavailableError(absl::StrCat(what, ": ", error.what()));
-  }
 }
 
 at::Device DeviceOf(const c10d::ProcessGroup& group) {
@@ -165,9 +152,11 @@ absl::StatusOr<WorkPtr> PeerGroup::Receive(const at::Tensor& bytes, std::int32_t
   return work;
 }
 
-void PeerGroup::BeginBatch() {
-  is_batch_ = group_->getBackend(device_.type())->supportsCoalescing();
-  if (is_batch_) group_->startCoalescing(device_.type());
+absl::Status PeerGroup::BeginBatch() {
+  return Guarded("posting messages", [&] {
+    is_batch_ = group_->getBackend(device_.type())->supportsCoalescing();
+    if (is_batch_) group_->startCoalescing(device_.type());
+  });
 }
 
 absl::StatusOr<WorkPtr> PeerGroup::EndBatch() {

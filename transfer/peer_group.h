@@ -71,7 +71,7 @@ class PeerGroup {
   absl::Status Wait(const WorkPtr& work);
   // Between the two, messages are posted together where the backend can (NCCL): the works of Send
   // and Receive are null, and EndBatch gives the one for all. Null where it cannot.
-  void BeginBatch();
+  absl::Status BeginBatch();
   absl::StatusOr<WorkPtr> EndBatch();
 
   // From here on a failure of any rank ends the waits of this one. `key` names the exchange.

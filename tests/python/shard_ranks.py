@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import signal
 import socket
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -414,17 +417,34 @@ class Large(loadplan.Targets):
         return [loadplan.ParamMeta("w", cls.SHAPE, F32), loadplan.ParamMeta("v", (4,), F32)]
 
     @classmethod
-    def shards(cls, rank: int, holders: int, rows: int | None = None) -> loadplan.Shards:
+    def shards(
+        cls, rank: int, holders: int, rows: int | None = None, packs: bool = False
+    ) -> loadplan.Shards:
         total, columns = rows or cls.SHAPE[0], cls.SHAPE[1]
         pieces: list[Any] = []
         for holder in range(holders):
             start, count = cut(total, holder, holders)
             mine = torch.ones(count, columns) if holder == rank else None
+            if packs and mine is not None:
+                mine = mine.t().contiguous().t()
             pieces.append((holder, ((start, start + count), (0, columns)), mine))
         v = [(h, ((0, 4),), torch.ones(4) if h == rank else None) for h in range(holders)]
         named = {"w": pieces, "v": v}
         declared = [loadplan.ParamMeta("w", (total, columns), F32), cls.metas()[1]]
         return loadplan.Shards(named, declared)
+
+
+@contextmanager
+def no_more_memory() -> Iterator[None]:
+    """Less than a message of `Large`, or the stack of a thread, can be allocated."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + (1 << 20)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def expect_error(context: Context, call: Callable[[], object], engine: Large | None) -> None:
@@ -449,13 +469,15 @@ def failing(context: Context, fault: str, holders: int = 2) -> None:
         "bucket_nbytes": 1 << 12,
         "max_bytes_in_flight": 1 << 14,
     }
+    if fault == "memory":  # a sender packs more than it then can allocate
+        options["bucket_nbytes"] = 1 << 26
     is_faulty = context.rank == 1
     engine: Large | None = None
     plan: loadplan.LoadPlan | None = None
     shards: loadplan.Shards | None = None
     if context.rank < holders:
         rows = 4095 if fault == "shape" and is_faulty else None
-        shards = Large.shards(context.rank, holders, rows)
+        shards = Large.shards(context.rank, holders, rows, packs=fault == "memory")
     else:
         engine = Large()
         loadplan.start_reload(engine)
@@ -486,6 +508,15 @@ def failing(context: Context, fault: str, holders: int = 2) -> None:
         loadplan.finish_reload(engine)
         updates.append(True)
 
+    if fault == "memory":
+
+        def limited() -> None:
+            with no_more_memory() if is_faulty else nullcontext():
+                update()
+
+        expect_error(context, limited, engine)
+        expect_error(context, update, engine)
+        return
     update()
     assert engine is None or bool((engine.live["w"] == 1).all())
     if fault == "none":

@@ -82,6 +82,16 @@ def test_a_killed_sender_fails_every_rank() -> None:
             assert "an earlier exchange of this group failed" in errors[1]["error"]
 
 
+def test_a_rank_out_of_memory_fails_every_rank() -> None:
+    raised = failed("memory")
+    assert set(raised) == {0, 1, 2, 3}
+    for rank, (first, second) in raised.items():
+        assert first["seconds"] < 5, first  # the time-out is 15 s
+        assert rank == 1 or "rank 1: " in first["error"], first
+        assert "an earlier exchange of this group failed" in second["error"]
+        assert first["state"] == (None if rank < 2 else "failed")
+
+
 def test_a_slow_peer_fails_every_rank_within_the_time_out() -> None:
     raised = failed("slow")
     assert set(raised) == {0, 1, 2, 3}
