@@ -178,11 +178,13 @@ absl::Status PlanExecutor::GatherAll(const std::vector<PieceRef>& pieces, const 
 }
 
 absl::Status PlanExecutor::BeforeWrite(const WriteItem& item) {
-  const auto [begun, is_new] = begun_writes_.insert(&item);
-  if (!is_new || undo_ == nullptr || IsStaged(item.target)) return absl::OkStatus();
-  absl::Status status = undo_->Keep(At(targets_->storages(), item.target), item.map.ToLayout());
-  if (!status.ok()) begun_writes_.erase(begun);
-  return status;
+  if (begun_writes_.contains(&item)) return absl::OkStatus();
+  if (undo_ != nullptr && !IsStaged(item.target)) {
+    absl::Status status = undo_->Keep(At(targets_->storages(), item.target), item.map.ToLayout());
+    if (!status.ok()) return status;
+  }
+  begun_writes_.insert(&item);
+  return absl::OkStatus();
 }
 
 absl::Status PlanExecutor::Write(const WriteItem& item, const StridedMap& map,

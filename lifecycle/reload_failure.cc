@@ -22,17 +22,18 @@ double Now() {
 }  // namespace
 
 absl::Status ReloadSession::Abort() {
-  const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckLocked(SessionEvent::kAbort); !status.ok()) return status;
-  if (executor_ != nullptr) (void)executor_->Flush();
-  if (undo_ != nullptr) {
-    if (absl::Status status = PutBack(); !status.ok()) return FailDamaged(std::move(status), {});
-  } else if (WroteLocked()) {
-    EnterFailed(absl::StrCat("the update was aborted after its first write; ", LandedText()), {});
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = CheckLocked(SessionEvent::kAbort); !status.ok()) return status;
+    if (executor_ != nullptr) (void)Attempt([&] { return executor_->Flush(); });
+    if (undo_ != nullptr) {
+      if (absl::Status status = PutBack(); !status.ok()) return FailDamaged(std::move(status), {});
+    } else if (WroteLocked()) {
+      EnterFailed(absl::StrCat("the update was aborted after its first write; ", LandedText()), {});
+      return absl::OkStatus();
+    }
+    EndUnchanged("");
     return absl::OkStatus();
-  }
-  EndUnchanged("");
-  return absl::OkStatus();
+  });
 }
 
 absl::Status ReloadSession::HookFailed(const std::string& error,
@@ -164,7 +165,7 @@ std::string ReloadSession::LandedText() const {
 
 absl::Status ReloadSession::Fail(absl::Status status, std::span<const LiveTarget> whole) {
   // What is said to have landed has landed, and nothing comes after the old bytes are back.
-  if (executor_ != nullptr) (void)executor_->Flush();
+  if (executor_ != nullptr) (void)Attempt([&] { return executor_->Flush(); });
   status = Annotate(status, absl::StrCat("; ", LandedText()));
   if (undo_ == nullptr) return FailDamaged(std::move(status), whole);
   const bool wrote = !undo_->empty();

@@ -25,27 +25,29 @@ absl::Status ReloadSession::KeepFallback(std::int32_t entry, const at::Tensor& t
 
 absl::Status ReloadSession::DeliverFallbacks(std::span<const std::string> names,
                                              std::span<const at::Tensor> tensors) {
-  const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckLocked(SessionEvent::kLoad); !status.ok()) return status;
-  if (collection_ == nullptr) return absl::OkStatus();
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const std::optional<std::int32_t> entry = plan_->plan().Find(names[i]);
-    if (!entry.has_value() || KindOf(*entry) != EntryKind::kFallback) continue;
-    if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
-  }
-  return absl::OkStatus();
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = CheckLocked(SessionEvent::kLoad); !status.ok()) return status;
+    if (collection_ == nullptr) return absl::OkStatus();
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const std::optional<std::int32_t> entry = plan_->plan().Find(names[i]);
+      if (!entry.has_value() || KindOf(*entry) != EntryKind::kFallback) continue;
+      if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ReloadSession::DeliverPlanned(std::span<const std::string> names,
                                            std::span<const at::Tensor> tensors) {
-  const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    const std::optional<std::int32_t> entry =
-        plan_ == nullptr ? std::nullopt : plan_->plan().Find(names[i]);
-    if (entry.has_value() && KindOf(*entry) == EntryKind::kFallback) continue;
-    if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
-  }
-  return Launch();
+  return Guarded([&]() -> absl::Status {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const std::optional<std::int32_t> entry =
+          plan_ == nullptr ? std::nullopt : plan_->plan().Find(names[i]);
+      if (entry.has_value() && KindOf(*entry) == EntryKind::kFallback) continue;
+      if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
+    }
+    return Launch();
+  });
 }
 
 bool ReloadSession::AllFallbacksArrived() const {
@@ -79,48 +81,51 @@ absl::Status ReloadSession::KeepOther(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   if (undo_ == nullptr || !call_taken_ || call_ended_) return absl::OkStatus();
   const c10::NoGradGuard no_grad;
-  // Not the tensor itself, which leads to the object that a host sees.
-  return undo_->KeepWhole(BytesOf(tensor.storage()));
+  // Not the tensor itself, which leads to the object that a host sees. The call still runs: an
+  // error is told when it has ended.
+  return Attempt([&] { return undo_->KeepWhole(BytesOf(tensor.storage())); });
 }
 
 absl::StatusOr<ReloadSession::Call> ReloadSession::TakeFallbackCall() {
-  const std::lock_guard lock(mutex_);
-  Call call;
-  if (state_ != SessionState::kActive || collection_ == nullptr || call_taken_) return call;
-  const c10::NoGradGuard no_grad;
-  if (absl::Status status = EnsureBegun(); !status.ok()) return Fail(std::move(status));
-  if (absl::Status status = KeepForFallbackCall(); !status.ok()) return Fail(std::move(status));
-  call_taken_ = true;
-  for (auto& [entry, tensor] : collection_->Take()) {
-    call.emplace_back(NameOf(entry), std::move(tensor));
-  }
-  return call;
+  return Guarded([&]() -> absl::StatusOr<Call> {
+    Call call;
+    if (state_ != SessionState::kActive || collection_ == nullptr || call_taken_) return call;
+    const c10::NoGradGuard no_grad;
+    if (absl::Status status = EnsureBegun(); !status.ok()) return Fail(std::move(status));
+    if (absl::Status status = KeepForFallbackCall(); !status.ok()) return Fail(std::move(status));
+    call_taken_ = true;
+    for (auto& [entry, tensor] : collection_->Take()) {
+      call.emplace_back(NameOf(entry), std::move(tensor));
+    }
+    return call;
+  });
 }
 
 absl::Status ReloadSession::FallbackCallDone(const std::string& error,
                                              std::vector<TargetRegion> written,
                                              std::span<const LiveTarget> current) {
-  const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckLocked(SessionEvent::kLoad); !status.ok()) return status;
-  if (!call_taken_ || call_ended_) return absl::InternalError("no fallback call was taken");
-  call_ended_ = true;
-  call_done_ = error.empty();
-  if (undo_ != nullptr && call_done_) undo_->DropUnshared();
-  call_written_ = std::move(written);
-  if (!error.empty()) {
-    return Fail(absl::FailedPreconditionError(absl::StrCat(
-        "`load_weights`, called with the fallback names of the plan, raised ", error)));
-  }
-  if (absl::Status status = plan_->layout.Check(current); !status.ok()) {
-    return Fail(std::move(status));
-  }
-  // What a plan can cover it will have covered when the update ends: it waits for that.
-  WrittenBytes covered = WrittenBytes::OfPlan(plan_->plan());
-  for (const TargetRegion& region : call_written_) covered.Add(region.storage, region.layout);
-  const auto& targets = plan_->plan().targets();
-  absl::Status status = CheckRequiredWritten(targets, covered, required_);
-  if (status.ok()) status = undefined_.CheckCovered(targets, covered);
-  return status.ok() ? status : Fail(std::move(status));
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = CheckLocked(SessionEvent::kLoad); !status.ok()) return status;
+    if (!call_taken_ || call_ended_) return absl::InternalError("no fallback call was taken");
+    call_ended_ = true;
+    call_done_ = error.empty();
+    if (undo_ != nullptr && call_done_) undo_->DropUnshared();
+    call_written_ = std::move(written);
+    if (!error.empty()) {
+      return Fail(absl::FailedPreconditionError(absl::StrCat(
+          "`load_weights`, called with the fallback names of the plan, raised ", error)));
+    }
+    if (absl::Status status = plan_->layout.Check(current); !status.ok()) {
+      return Fail(std::move(status));
+    }
+    // What a plan can cover it will have covered when the update ends: it waits for that.
+    WrittenBytes covered = WrittenBytes::OfPlan(plan_->plan());
+    for (const TargetRegion& region : call_written_) covered.Add(region.storage, region.layout);
+    const auto& targets = plan_->plan().targets();
+    absl::Status status = CheckRequiredWritten(targets, covered, required_);
+    if (status.ok()) status = undefined_.CheckCovered(targets, covered);
+    return status.ok() ? status : Fail(std::move(status));
+  });
 }
 
 }  // namespace loadplan

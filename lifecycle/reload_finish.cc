@@ -74,44 +74,45 @@ ReloadSession::Names ReloadSession::Missing(const std::optional<Names>& partial)
 
 absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::string>>& partial,
                                           std::span<const LiveTarget> current) {
-  const std::lock_guard lock(mutex_);
-  absl::Status status = CheckLocked(SessionEvent::kFinish);
-  if (!status.ok()) return status;
-  if (plan_ == nullptr) {
-    if (!required_.empty() || !undefined_.empty()) {
+  return Guarded([&]() -> absl::Status {
+    absl::Status status = CheckLocked(SessionEvent::kFinish);
+    if (!status.ok()) return status;
+    if (plan_ == nullptr) {
+      if (!required_.empty() || !undefined_.empty()) {
+        return absl::FailedPreconditionError(
+            absl::StrCat("nothing was loaded in this reload, but ",
+                         required_.empty() ? "a failed update has to be made good"
+                                           : absl::StrCat("`", required_.front(), "` is required"),
+                         "; call `load_planned` before `finish_reload`"));
+      }
+      prepared_ = true;
+      return absl::OkStatus();
+    }
+    if (!open_.empty()) {
       return absl::FailedPreconditionError(
-          absl::StrCat("nothing was loaded in this reload, but ",
-                       required_.empty() ? "a failed update has to be made good"
-                                         : absl::StrCat("`", required_.front(), "` is required"),
-                       "; call `load_planned` before `finish_reload`"));
+          absl::StrCat("`", NameOf(open_.begin()->first),
+                       "` arrived in part; send the rest of it before `finish_reload`"));
+    }
+    std::optional<Names> selected;
+    if (partial.has_value()) {
+      absl::StatusOr<Names> names = PartialNames(*partial);
+      if (!names.ok()) return names.status();
+      if (status = CheckPartial(*names); !status.ok()) return status;
+      selected = std::move(*names);
+    }
+    trusted_ = Trusted(selected);
+    const Names missing = Missing(selected);
+    if (!missing.empty()) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(missing.size(), " planned name(s) did not arrive: ", Quoted(missing),
+                       "; send them, or name what was sent in `partial`; ", LandedText()));
+    }
+    if (status = plan_->layout.Check(current); !status.ok()) {
+      return WroteLocked() ? Fail(std::move(status)) : status;
     }
     prepared_ = true;
     return absl::OkStatus();
-  }
-  if (!open_.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("`", NameOf(open_.begin()->first),
-                     "` arrived in part; send the rest of it before `finish_reload`"));
-  }
-  std::optional<Names> selected;
-  if (partial.has_value()) {
-    absl::StatusOr<Names> names = PartialNames(*partial);
-    if (!names.ok()) return names.status();
-    if (status = CheckPartial(*names); !status.ok()) return status;
-    selected = std::move(*names);
-  }
-  trusted_ = Trusted(selected);
-  const Names missing = Missing(selected);
-  if (!missing.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(missing.size(), " planned name(s) did not arrive: ", Quoted(missing),
-                     "; send them, or name what was sent in `partial`; ", LandedText()));
-  }
-  if (status = plan_->layout.Check(current); !status.ok()) {
-    return WroteLocked() ? Fail(std::move(status)) : status;
-  }
-  prepared_ = true;
-  return absl::OkStatus();
+  });
 }
 
 absl::Status ReloadSession::CompleteLocked() {
@@ -131,37 +132,38 @@ absl::Status ReloadSession::CompleteLocked() {
 }
 
 absl::Status ReloadSession::Complete() {
-  const std::lock_guard lock(mutex_);
-  return completed_ ? absl::OkStatus() : CompleteLocked();
+  return Guarded(
+      [&]() -> absl::Status { return completed_ ? absl::OkStatus() : CompleteLocked(); });
 }
 
 absl::StatusOr<Receipt> ReloadSession::Finish() {
-  const std::lock_guard lock(mutex_);
-  if (!completed_) {
-    if (absl::Status status = CompleteLocked(); !status.ok()) return status;
-  }
-  Receipt receipt;
-  if (plan_ != nullptr) {
-    receipt.nbytes = executor_->written_nbytes() + call_nbytes_;
-    for (const std::int32_t entry : reported_) {
-      for (const WriteItem& item : plan_->plan().writes_of(entry)) {
-        receipt.nbytes += item.map.nbytes();
-      }
+  return Guarded([&]() -> absl::StatusOr<Receipt> {
+    if (!completed_) {
+      if (absl::Status status = CompleteLocked(); !status.ok()) return status;
     }
-    receipt.coverage = Written(/*live_only=*/false).PerTarget(plan_->plan().targets());
-    // What an engine does in one update it will do in the next.
-    plan_->is_reported = !reported_.empty();
-  }
-  if (staging_ != nullptr) {
-    receipt.peak_staging_nbytes = staging_->peak_nbytes();
-    receipt.peak_held_nbytes = staging_->peak_held_nbytes();
-  }
-  for (const std::int32_t entry : arrived_) receipt.names.push_back(NameOf(entry));
-  receipt.seconds = SecondsSince(since_);
-  undefined_.Clear();
-  Clear();
-  Enter(SessionState::kIdle);
-  return receipt;
+    Receipt receipt;
+    if (plan_ != nullptr) {
+      receipt.nbytes = executor_->written_nbytes() + call_nbytes_;
+      for (const std::int32_t entry : reported_) {
+        for (const WriteItem& item : plan_->plan().writes_of(entry)) {
+          receipt.nbytes += item.map.nbytes();
+        }
+      }
+      receipt.coverage = Written(/*live_only=*/false).PerTarget(plan_->plan().targets());
+      // What an engine does in one update it will do in the next.
+      plan_->is_reported = !reported_.empty();
+    }
+    if (staging_ != nullptr) {
+      receipt.peak_staging_nbytes = staging_->peak_nbytes();
+      receipt.peak_held_nbytes = staging_->peak_held_nbytes();
+    }
+    for (const std::int32_t entry : arrived_) receipt.names.push_back(NameOf(entry));
+    receipt.seconds = SecondsSince(since_);
+    undefined_.Clear();
+    Clear();
+    Enter(SessionState::kIdle);
+    return receipt;
+  });
 }
 
 }  // namespace loadplan

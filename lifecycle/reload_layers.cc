@@ -25,15 +25,16 @@ absl::StatusOr<ReadyLayers> ReloadSession::ReadyLayersOf(std::int32_t group) {
 }
 
 absl::StatusOr<std::optional<ReadyLayers>> ReloadSession::TakeReadyLayers(bool finishing) {
-  const std::lock_guard lock(mutex_);
-  if (state_ != SessionState::kActive || staging_ == nullptr) return std::nullopt;
-  absl::StatusOr<std::optional<std::int32_t>> group = staging_->TakeReady(finishing);
-  if (!group.ok()) return Fail(group.status());
-  if (!group->has_value()) return std::nullopt;
-  layers_overwrote_ = layers_overwrote_ || staging_->WritesLiveConstants(**group);
-  absl::StatusOr<ReadyLayers> ready = ReadyLayersOf(**group);
-  if (!ready.ok()) return Fail(ready.status());
-  return *std::move(ready);
+  return Guarded([&]() -> absl::StatusOr<std::optional<ReadyLayers>> {
+    if (state_ != SessionState::kActive || staging_ == nullptr) return std::nullopt;
+    absl::StatusOr<std::optional<std::int32_t>> group = staging_->TakeReady(finishing);
+    if (!group.ok()) return Fail(group.status());
+    if (!group->has_value()) return std::nullopt;
+    layers_overwrote_ = layers_overwrote_ || staging_->WritesLiveConstants(**group);
+    absl::StatusOr<ReadyLayers> ready = ReadyLayersOf(**group);
+    if (!ready.ok()) return Fail(ready.status());
+    return *std::move(ready);
+  });
 }
 
 absl::Status ReloadSession::LayersDone(std::int32_t group) {
@@ -65,17 +66,18 @@ std::vector<TargetBytes> ReloadSession::ZeroedBytes() const {
 }
 
 absl::StatusOr<std::vector<ReadyLayers>> ReloadSession::OpenLayersForCall() {
-  const std::lock_guard lock(mutex_);
-  std::vector<ReadyLayers> layers;
-  if (staging_ == nullptr) return layers;
-  absl::StatusOr<std::vector<std::int32_t>> groups = staging_->OpenForCall();
-  if (!groups.ok()) return Fail(groups.status());
-  for (const std::int32_t group : *groups) {
-    absl::StatusOr<ReadyLayers> ready = ReadyLayersOf(group);
-    if (!ready.ok()) return Fail(ready.status());
-    layers.push_back(*std::move(ready));
-  }
-  return layers;
+  return Guarded([&]() -> absl::StatusOr<std::vector<ReadyLayers>> {
+    std::vector<ReadyLayers> layers;
+    if (staging_ == nullptr) return layers;
+    absl::StatusOr<std::vector<std::int32_t>> groups = staging_->OpenForCall();
+    if (!groups.ok()) return Fail(groups.status());
+    for (const std::int32_t group : *groups) {
+      absl::StatusOr<ReadyLayers> ready = ReadyLayersOf(group);
+      if (!ready.ok()) return Fail(ready.status());
+      layers.push_back(*std::move(ready));
+    }
+    return layers;
+  });
 }
 
 void ReloadSession::LayersCalled(std::span<const std::string> met) {
@@ -91,7 +93,7 @@ void ReloadSession::LayersCalled(std::span<const std::string> met) {
 
 absl::Status ReloadSession::FailWith(const absl::Status& status) {
   const std::lock_guard lock(mutex_);
-  return state_ == SessionState::kActive ? Fail(status) : status;
+  return FailIfActive(status);
 }
 
 }  // namespace loadplan

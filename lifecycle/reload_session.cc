@@ -13,67 +13,70 @@
 namespace loadplan {
 
 absl::Status ReloadSession::Start(StartOptions options) {
-  const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckLocked(SessionEvent::kStart); !status.ok()) return status;
-  Clear();
-  required_ = std::move(options.required);
-  for (auto& plan : options.destinations) {
-    if (plan->gave_destinations) destinations_.push_back(std::move(plan));
-  }
-  if (options.atomic) undo_ = std::make_unique<UndoLog>(std::move(options.undo));
-  Enter(SessionState::kActive);
-  for (const auto& plan : destinations_) {
-    if (absl::Status status = KeepDestinations(*plan); !status.ok()) return Fail(std::move(status));
-  }
-  return absl::OkStatus();
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = CheckLocked(SessionEvent::kStart); !status.ok()) return status;
+    Clear();
+    required_ = std::move(options.required);
+    for (auto& plan : options.destinations) {
+      if (plan->gave_destinations) destinations_.push_back(std::move(plan));
+    }
+    if (options.atomic) undo_ = std::make_unique<UndoLog>(std::move(options.undo));
+    Enter(SessionState::kActive);
+    for (const auto& plan : destinations_) {
+      if (absl::Status status = KeepDestinations(*plan); !status.ok())
+        return Fail(std::move(status));
+    }
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
                                   std::span<const LiveTarget> current) {
-  const std::lock_guard lock(mutex_);
-  absl::Status status = CheckLocked(SessionEvent::kLoad);
-  if (!status.ok()) return status;
-  if (plan_ == plan) return absl::OkStatus();
-  if (plan_ != nullptr) {
-    return absl::FailedPreconditionError(
-        "`load_planned` was called with another plan before in this reload; finish or abort it "
-        "first");
-  }
-  if (status = plan->layout.Check(current); !status.ok()) return status;
-  if (status = plan->premises.Check(*plan->traced, *plan->targets); !status.ok()) return status;
-  if (status = CheckRequired(*plan->traced, required_); !status.ok()) return status;
-  if (status = undefined_.CheckNotRead(plan->plan()); !status.ok()) return status;
-  if (!undefined_.empty() && !plan->plan().has_fallbacks()) {
-    status = undefined_.CheckCovered(plan->plan().targets(), WrittenBytes::OfPlan(plan->plan()));
+  return Guarded([&]() -> absl::Status {
+    absl::Status status = CheckLocked(SessionEvent::kLoad);
     if (!status.ok()) return status;
-  }
-  const auto batches = ChooseCopyDevice(*plan->targets);
-  if (!batches.ok()) return batches.status();
-  if (staging_spec_.has_value()) {
-    absl::StatusOr<std::unique_ptr<LayerStaging>> staging =
-        LayerStaging::Create(plan->traced, plan->targets, *staging_spec_);
-    if (!staging.ok()) return staging.status();
-    staging_ = *std::move(staging);
-  }
-  // Where a host did not say so at the start: nothing is kept of what was written before.
-  if (status = AddDestinations(plan); !status.ok()) return status;
-  if (plan->plan().has_fallbacks()) {
-    const auto& storages = plan->targets->storages();
-    // Where no target has memory (meta), checkpoint tensors keep to the CPU.
-    const bool has_memory = !storages.empty() && !storages.front().is_meta();
-    at::Device device = has_memory ? storages.front().device() : at::Device(at::kCPU);
-    if (staging_ != nullptr) device = staging_->device();
-    collection_ = std::make_unique<EagerCollection>(plan->plan(), device);
-  }
-  executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets, staging_.get());
-  executor_->KeepIn(undo_.get());
-  if (batches->has_value()) {
-    executor_->BatchOn(**batches,
-                       plan->on_device.Get(plan->plan(), *plan->targets, (*batches)->device));
-  }
-  landed_.assign(plan->plan().sources().size(), false);
-  plan_ = std::move(plan);
-  return absl::OkStatus();
+    if (plan_ == plan) return absl::OkStatus();
+    if (plan_ != nullptr) {
+      return absl::FailedPreconditionError(
+          "`load_planned` was called with another plan before in this reload; finish or abort it "
+          "first");
+    }
+    if (status = plan->layout.Check(current); !status.ok()) return status;
+    if (status = plan->premises.Check(*plan->traced, *plan->targets); !status.ok()) return status;
+    if (status = CheckRequired(*plan->traced, required_); !status.ok()) return status;
+    if (status = undefined_.CheckNotRead(plan->plan()); !status.ok()) return status;
+    if (!undefined_.empty() && !plan->plan().has_fallbacks()) {
+      status = undefined_.CheckCovered(plan->plan().targets(), WrittenBytes::OfPlan(plan->plan()));
+      if (!status.ok()) return status;
+    }
+    const auto batches = ChooseCopyDevice(*plan->targets);
+    if (!batches.ok()) return batches.status();
+    if (staging_spec_.has_value()) {
+      absl::StatusOr<std::unique_ptr<LayerStaging>> staging =
+          LayerStaging::Create(plan->traced, plan->targets, *staging_spec_);
+      if (!staging.ok()) return staging.status();
+      staging_ = *std::move(staging);
+    }
+    // Where a host did not say so at the start: nothing is kept of what was written before.
+    if (status = AddDestinations(plan); !status.ok()) return status;
+    if (plan->plan().has_fallbacks()) {
+      const auto& storages = plan->targets->storages();
+      // Where no target has memory (meta), checkpoint tensors keep to the CPU.
+      const bool has_memory = !storages.empty() && !storages.front().is_meta();
+      at::Device device = has_memory ? storages.front().device() : at::Device(at::kCPU);
+      if (staging_ != nullptr) device = staging_->device();
+      collection_ = std::make_unique<EagerCollection>(plan->plan(), device);
+    }
+    executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets, staging_.get());
+    executor_->KeepIn(undo_.get());
+    if (batches->has_value()) {
+      executor_->BatchOn(**batches,
+                         plan->on_device.Get(plan->plan(), *plan->targets, (*batches)->device));
+    }
+    landed_.assign(plan->plan().sources().size(), false);
+    plan_ = std::move(plan);
+    return absl::OkStatus();
+  });
 }
 
 bool ReloadSession::HasPlan(const BoundPlan* plan) const {
@@ -83,18 +86,20 @@ bool ReloadSession::HasPlan(const BoundPlan* plan) const {
 }
 
 absl::Status ReloadSession::Deliver(std::string_view name, const at::Tensor& tensor) {
-  const std::lock_guard lock(mutex_);
-  absl::Status status = DeliverLocked(name, tensor);
-  return status.ok() ? Launch() : status;
+  return Guarded([&]() -> absl::Status {
+    absl::Status status = DeliverLocked(name, tensor);
+    return status.ok() ? Launch() : status;
+  });
 }
 
 absl::Status ReloadSession::Deliver(std::span<const std::string> names,
                                     std::span<const at::Tensor> tensors) {
-  const std::lock_guard lock(mutex_);
-  for (std::size_t i = 0; i < names.size(); ++i) {
-    if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
-  }
-  return Launch();
+  return Guarded([&]() -> absl::Status {
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
+    }
+    return Launch();
+  });
 }
 
 void ReloadSession::BeginBatch() {
@@ -103,9 +108,10 @@ void ReloadSession::BeginBatch() {
 }
 
 absl::Status ReloadSession::EndBatch() {
-  const std::lock_guard lock(mutex_);
-  batching_ = {};
-  return Launch();
+  return Guarded([&]() -> absl::Status {
+    batching_ = {};
+    return Launch();
+  });
 }
 
 absl::Status ReloadSession::Launch() {
@@ -143,8 +149,16 @@ absl::StatusOr<std::int32_t> ReloadSession::CheckArrival(std::string_view name,
 
 absl::Status ReloadSession::EnsureBegun() {
   if (begun_) return absl::OkStatus();
-  begun_ = true;
-  return executor_->Begin();
+  absl::Status status =
+      Attempt([&] { return executor_->Begin(); },
+              [](const absl::Status& raised) {
+                return absl::Status(raised.code(),
+                                    absl::StrCat("what the plan takes from before the first write "
+                                                 "could not be kept: ",
+                                                 raised.message()));
+              });
+  begun_ = status.ok();
+  return status;
 }
 
 absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tensor& tensor) {
@@ -156,7 +170,8 @@ absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tenso
   const c10::NoGradGuard no_grad;
   if (KindOf(*entry) == EntryKind::kFallback) return KeepFallback(*entry, tensor);
   if (status = EnsureBegun(); !status.ok()) return Fail(std::move(status));
-  if (status = executor_->Deliver(*entry, tensor); !status.ok()) {
+  status = Attempt([&] { return executor_->Deliver(*entry, tensor); });
+  if (!status.ok()) {
     return Fail(Annotate(status, absl::StrCat("; `", std::string(name), "` landed in part")));
   }
   Land(*entry);
@@ -164,28 +179,29 @@ absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tenso
 }
 
 absl::Status ReloadSession::ReportDelivered(std::string_view name) {
-  const std::lock_guard lock(mutex_);
-  if (absl::Status status = CheckLocked(SessionEvent::kReport); !status.ok()) return status;
-  if (plan_ == nullptr) return absl::InternalError("ReportDelivered before Begin");
-  const std::optional<std::int32_t> entry = plan_->plan().Find(name);
-  if (!entry.has_value()) {
-    return Fail(absl::InvalidArgumentError(
-        absl::StrCat("`", std::string(name), "` was reported as delivered but was not declared")));
-  }
-  if (has_landed(*entry) || open_.contains(*entry)) {
-    return Fail(absl::InvalidArgumentError(
-        absl::StrCat("`", std::string(name), "` was delivered twice in one update")));
-  }
-  if (!plan_->plan().GetDest(*entry).has_value()) {
-    return Fail(absl::InvalidArgumentError(
-        absl::StrCat("`", std::string(name),
-                     "` has no destination that an engine could have "
-                     "written; send the whole tensor to `load_planned`")));
-  }
-  plan_->is_reported = true;
-  reported_.push_back(*entry);
-  Land(*entry);
-  return absl::OkStatus();
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = CheckLocked(SessionEvent::kReport); !status.ok()) return status;
+    if (plan_ == nullptr) return absl::InternalError("ReportDelivered before Begin");
+    const std::optional<std::int32_t> entry = plan_->plan().Find(name);
+    if (!entry.has_value()) {
+      return Fail(absl::InvalidArgumentError(absl::StrCat(
+          "`", std::string(name), "` was reported as delivered but was not declared")));
+    }
+    if (has_landed(*entry) || open_.contains(*entry)) {
+      return Fail(absl::InvalidArgumentError(
+          absl::StrCat("`", std::string(name), "` was delivered twice in one update")));
+    }
+    if (!plan_->plan().GetDest(*entry).has_value()) {
+      return Fail(absl::InvalidArgumentError(
+          absl::StrCat("`", std::string(name),
+                       "` has no destination that an engine could have "
+                       "written; send the whole tensor to `load_planned`")));
+    }
+    plan_->is_reported = true;
+    reported_.push_back(*entry);
+    Land(*entry);
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ReloadSession::KeepDestinations(const BoundPlan& plan) {
@@ -202,8 +218,9 @@ absl::Status ReloadSession::KeepDestinations(const BoundPlan& plan) {
 }
 
 absl::Status ReloadSession::HandOut(std::shared_ptr<const BoundPlan> plan) {
-  const std::lock_guard lock(mutex_);
-  return state_ == SessionState::kActive ? AddDestinations(std::move(plan)) : absl::OkStatus();
+  return Guarded([&]() -> absl::Status {
+    return state_ == SessionState::kActive ? AddDestinations(std::move(plan)) : absl::OkStatus();
+  });
 }
 
 absl::Status ReloadSession::AddDestinations(std::shared_ptr<const BoundPlan> plan) {
@@ -216,15 +233,16 @@ absl::Status ReloadSession::AddDestinations(std::shared_ptr<const BoundPlan> pla
 }
 
 absl::Status ReloadSession::BeforeHook(std::span<const LiveTarget> current) {
-  const std::lock_guard lock(mutex_);
-  if (undo_ == nullptr || state_ != SessionState::kActive) return absl::OkStatus();
-  const c10::NoGradGuard no_grad;
-  for (const LiveTarget& target : current) {
-    if (!target.tensor.has_storage()) continue;
-    absl::Status status = undo_->KeepWhole(target.tensor);
-    if (!status.ok()) return Fail(std::move(status));
-  }
-  return absl::OkStatus();
+  return Guarded([&]() -> absl::Status {
+    if (undo_ == nullptr || state_ != SessionState::kActive) return absl::OkStatus();
+    const c10::NoGradGuard no_grad;
+    for (const LiveTarget& target : current) {
+      if (!target.tensor.has_storage()) continue;
+      absl::Status status = undo_->KeepWhole(target.tensor);
+      if (!status.ok()) return Fail(std::move(status));
+    }
+    return absl::OkStatus();
+  });
 }
 
 const std::string& ReloadSession::NameOf(std::int32_t entry) const {

@@ -21,6 +21,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,7 @@
 #include "backend/call_watch.h"
 #include "backend/target_set.h"
 #include "geometry/export.h"
+#include "lifecycle/attempt.h"
 #include "lifecycle/bound_plan.h"
 #include "lifecycle/eager_collection.h"
 #include "lifecycle/execute.h"
@@ -159,6 +161,14 @@ class LOADPLAN_API ReloadSession {
     Index nbytes = 0;  // landed
   };
 
+  // A call from outside, alone and to its end: what raises in it fails the session, as an error
+  // does.
+  template <typename Step>
+  std::invoke_result_t<Step> Guarded(const Step& step) {
+    const std::lock_guard lock(mutex_);
+    return Attempt(step, [this](const absl::Status& raised) { return FailIfActive(raised); });
+  }
+
   bool has_landed(std::int32_t entry) const { return landed_[static_cast<std::size_t>(entry)]; }
   EntryKind KindOf(std::int32_t entry) const {
     return plan_->plan().entries()[static_cast<std::size_t>(entry)].kind;
@@ -202,6 +212,9 @@ class LOADPLAN_API ReloadSession {
   // The session has failed with `status`; returns it with what landed and what became of the
   // bytes. `whole`: every byte of these is undefined.
   absl::Status Fail(absl::Status status, std::span<const LiveTarget> whole = {});
+  absl::Status FailIfActive(const absl::Status& status) {
+    return state_ == SessionState::kActive ? Fail(status) : status;
+  }
   absl::Status FailDamaged(absl::Status status, std::span<const LiveTarget> whole);
   absl::Status PutBack();
   void EndUnchanged(std::string error);

@@ -14,26 +14,27 @@ namespace loadplan {
 
 absl::Status ReloadSession::BeginParts(std::string_view name, at::IntArrayRef shape,
                                        at::ScalarType dtype) {
-  const std::lock_guard lock(mutex_);
-  absl::Status status = CheckLocked(SessionEvent::kLoad);
-  if (!status.ok()) return status;
-  if (plan_ == nullptr) return absl::InternalError("BeginParts before Begin");
-  const absl::StatusOr<std::int32_t> entry = FindArriving(name);
-  if (!entry.ok()) return Fail(entry.status());
-  const SourceTensor& source = plan_->plan().sources()[static_cast<std::size_t>(*entry)];
-  if (status = CheckDeclaredAs(source, shape, dtype); !status.ok()) return Fail(status);
-  OpenParts parts;
-  if (KindOf(*entry) == EntryKind::kFallback) {
-    try {
-      const auto options = at::TensorOptions().dtype(dtype).device(collection_->device());
-      parts.whole = at::empty(shape, options);
-    } catch (const std::exception& error) {
-      return Fail(absl::InternalError(
-          absl::StrCat("`", std::string(name), "` could not be kept: ", error.what())));
+  return Guarded([&]() -> absl::Status {
+    absl::Status status = CheckLocked(SessionEvent::kLoad);
+    if (!status.ok()) return status;
+    if (plan_ == nullptr) return absl::InternalError("BeginParts before Begin");
+    const absl::StatusOr<std::int32_t> entry = FindArriving(name);
+    if (!entry.ok()) return Fail(entry.status());
+    const SourceTensor& source = plan_->plan().sources()[static_cast<std::size_t>(*entry)];
+    if (status = CheckDeclaredAs(source, shape, dtype); !status.ok()) return Fail(status);
+    OpenParts parts;
+    if (KindOf(*entry) == EntryKind::kFallback) {
+      try {
+        const auto options = at::TensorOptions().dtype(dtype).device(collection_->device());
+        parts.whole = at::empty(shape, options);
+      } catch (const std::exception& error) {
+        return Fail(absl::InternalError(
+            absl::StrCat("`", std::string(name), "` could not be kept: ", error.what())));
+      }
     }
-  }
-  open_.emplace(*entry, std::move(parts));
-  return absl::OkStatus();
+    open_.emplace(*entry, std::move(parts));
+    return absl::OkStatus();
+  });
 }
 
 absl::StatusOr<std::int32_t> ReloadSession::OpenEntry(std::string_view name) {
@@ -60,78 +61,82 @@ absl::Status ReloadSession::FailInPart(const absl::Status& status, std::int32_t 
 
 absl::Status ReloadSession::DeliverPart(std::string_view name, const StridedMap& held,
                                         const ByteSide& from) {
-  const std::lock_guard lock(mutex_);
-  const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
-  if (!entry.ok()) return entry.status();
-  const c10::NoGradGuard no_grad;
-  absl::Status status;
-  if (KindOf(*entry) == EntryKind::kFallback) {
-    OpenParts& parts = open_[*entry];
-    status = parts.held.Add(held.ToLayout(), static_cast<Index>(parts.whole.nbytes()));
-    if (status.ok()) status = CopyMapped(held, {}, ByteSide::OfStorage(parts.whole), from);
-    if (status.ok()) parts.nbytes += held.nbytes();
-  } else {
-    if (status = EnsureWritable(); !status.ok()) return status;
-    status = executor_->DeliverPart(*entry, held, from);
-  }
-  return status.ok() ? Launch() : FailInPart(status, *entry);
+  return Guarded([&]() -> absl::Status {
+    const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+    if (!entry.ok()) return entry.status();
+    const c10::NoGradGuard no_grad;
+    absl::Status status;
+    if (KindOf(*entry) == EntryKind::kFallback) {
+      OpenParts& parts = open_[*entry];
+      status = parts.held.Add(held.ToLayout(), static_cast<Index>(parts.whole.nbytes()));
+      if (status.ok()) status = CopyMapped(held, {}, ByteSide::OfStorage(parts.whole), from);
+      if (status.ok()) parts.nbytes += held.nbytes();
+    } else {
+      if (status = EnsureWritable(); !status.ok()) return status;
+      status = Attempt([&] { return executor_->DeliverPart(*entry, held, from); });
+    }
+    return status.ok() ? Launch() : FailInPart(status, *entry);
+  });
 }
 
 absl::StatusOr<std::optional<ByteSide>> ReloadSession::InPlace(std::string_view name,
                                                                ByteRange bytes) {
-  const std::lock_guard lock(mutex_);
-  const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
-  if (!entry.ok()) return entry.status();
-  if (KindOf(*entry) == EntryKind::kFallback) {
-    ByteSide place = ByteSide::OfStorage(open_[*entry].whole);
-    place.byte_offset = bytes.start;
-    return std::optional(std::move(place));
-  }
-  // A thread or a peer that is late could write there after the old bytes were put back.
-  if (undo_ != nullptr) return std::nullopt;
-  if (absl::Status status = EnsureWritable(); !status.ok()) return status;
-  return executor_->InPlace(*entry, bytes);
+  return Guarded([&]() -> absl::StatusOr<std::optional<ByteSide>> {
+    const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+    if (!entry.ok()) return entry.status();
+    if (KindOf(*entry) == EntryKind::kFallback) {
+      ByteSide place = ByteSide::OfStorage(open_[*entry].whole);
+      place.byte_offset = bytes.start;
+      return std::optional(std::move(place));
+    }
+    // A thread or a peer that is late could write there after the old bytes were put back.
+    if (undo_ != nullptr) return std::nullopt;
+    if (absl::Status status = EnsureWritable(); !status.ok()) return status;
+    return executor_->InPlace(*entry, bytes);
+  });
 }
 
 absl::Status ReloadSession::DeliveredInPlace(std::string_view name, ByteRange bytes) {
-  const std::lock_guard lock(mutex_);
-  const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
-  if (!entry.ok()) return entry.status();
-  absl::Status status;
-  if (KindOf(*entry) == EntryKind::kFallback) {
-    OpenParts& parts = open_[*entry];
-    const StridedLayout layout = StridedLayout::Unchecked(bytes.start, {}, {}, bytes.nbytes());
-    status = parts.held.Add(layout, static_cast<Index>(parts.whole.nbytes()));
-    if (status.ok()) parts.nbytes += bytes.nbytes();
-  } else {
-    status = executor_->DeliveredInPlace(*entry, bytes);
-  }
-  return status.ok() ? status : FailInPart(status, *entry);
+  return Guarded([&]() -> absl::Status {
+    const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+    if (!entry.ok()) return entry.status();
+    absl::Status status;
+    if (KindOf(*entry) == EntryKind::kFallback) {
+      OpenParts& parts = open_[*entry];
+      const StridedLayout layout = StridedLayout::Unchecked(bytes.start, {}, {}, bytes.nbytes());
+      status = parts.held.Add(layout, static_cast<Index>(parts.whole.nbytes()));
+      if (status.ok()) parts.nbytes += bytes.nbytes();
+    } else {
+      status = executor_->DeliveredInPlace(*entry, bytes);
+    }
+    return status.ok() ? status : FailInPart(status, *entry);
+  });
 }
 
 absl::Status ReloadSession::CompleteParts(std::string_view name) {
-  const std::lock_guard lock(mutex_);
-  const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
-  if (!entry.ok()) return entry.status();
-  const c10::NoGradGuard no_grad;
-  OpenParts parts = std::move(open_[*entry]);
-  if (KindOf(*entry) == EntryKind::kFallback) {
-    const auto nbytes = static_cast<Index>(parts.whole.nbytes());
-    if (parts.nbytes != nbytes) {
-      return Fail(absl::FailedPreconditionError(absl::StrFormat(
-          "`%s` is not complete: %d of its %d bytes came; it goes through the loader whole",
-          NameOf(*entry), parts.nbytes, nbytes)));
+  return Guarded([&]() -> absl::Status {
+    const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+    if (!entry.ok()) return entry.status();
+    const c10::NoGradGuard no_grad;
+    OpenParts parts = std::move(open_[*entry]);
+    if (KindOf(*entry) == EntryKind::kFallback) {
+      const auto nbytes = static_cast<Index>(parts.whole.nbytes());
+      if (parts.nbytes != nbytes) {
+        return Fail(absl::FailedPreconditionError(absl::StrFormat(
+            "`%s` is not complete: %d of its %d bytes came; it goes through the loader whole",
+            NameOf(*entry), parts.nbytes, nbytes)));
+      }
+      collection_->Give(*entry, std::move(parts.whole));
+      call_nbytes_ += nbytes;
+    } else {
+      absl::Status status = EnsureWritable();
+      if (!status.ok()) return status;
+      if (status = executor_->Complete(*entry); !status.ok()) return Fail(status);
     }
-    collection_->Give(*entry, std::move(parts.whole));
-    call_nbytes_ += nbytes;
-  } else {
-    absl::Status status = EnsureWritable();
-    if (!status.ok()) return status;
-    if (status = executor_->Complete(*entry); !status.ok()) return Fail(status);
-  }
-  open_.erase(*entry);
-  Land(*entry);
-  return absl::OkStatus();
+    open_.erase(*entry);
+    Land(*entry);
+    return absl::OkStatus();
+  });
 }
 
 absl::Status ReloadSession::CheckArriving(std::string_view name) const {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lifecycle/attempt.h"
 #include "lifecycle/byte_copy.h"
 #include "lifecycle/mapped_memory.h"
 
@@ -188,7 +189,7 @@ absl::Status UndoLog::PutBackOne(const Kept& kept) const {
 
 absl::Status UndoLog::PutBack() {
   absl::Status first;
-  for (const Kept& kept : kept_) first.Update(PutBackOne(kept));
+  for (const Kept& kept : kept_) first.Update(Attempt([&] { return PutBackOne(kept); }));
   kept_.clear();
   is_whole_.clear();
   file_.reset();
