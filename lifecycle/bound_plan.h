@@ -3,9 +3,14 @@
 #define LOADPLAN_LIFECYCLE_BOUND_PLAN_H_
 
 #include <atomic>
+#include <cstddef>
+#include <cstdint>
 #include <memory>
+#include <mutex>
 #include <utility>
+#include <vector>
 
+#include "absl/container/flat_hash_set.h"
 #include "backend/target_set.h"
 #include "backend/traced_plan.h"
 #include "lifecycle/copy_device.h"
@@ -14,6 +19,30 @@
 
 namespace loadplan {
 
+// Entries of a plan whose destinations an engine took (`get_dest`): it may write through them
+// without a word, in any update.
+class HandedOut {
+ public:
+  void Add(std::int32_t entry) {
+    const std::lock_guard lock(mutex_);
+    if (is_in_.insert(entry).second) entries_.push_back(entry);
+  }
+  bool Has(std::int32_t entry) const {
+    const std::lock_guard lock(mutex_);
+    return is_in_.contains(entry);
+  }
+  // Those after the first `skip`, in the order in which they were added.
+  std::vector<std::int32_t> Entries(std::size_t skip = 0) const {
+    const std::lock_guard lock(mutex_);
+    return {entries_.begin() + static_cast<std::ptrdiff_t>(skip), entries_.end()};
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<std::int32_t> entries_;
+  absl::flat_hash_set<std::int32_t> is_in_;
+};
+
 struct BoundPlan {
   std::shared_ptr<const TracedPlan> traced;
   std::shared_ptr<const TargetSet> targets;
@@ -21,9 +50,9 @@ struct BoundPlan {
   Premises premises;
   // What batches of copies keep of the plan.
   mutable DevicePlanCache on_device;
-  // An engine took destinations (`get_dest`) and may write through them without a word.
-  mutable std::atomic<bool> gave_destinations{false};
-  // It has said of some name that it was delivered: what it does not report it did not write.
+  mutable HandedOut handed_out;
+  // An engine has said of some name that it was delivered: of what it does not report nothing can
+  // be said, neither that it came nor that no byte of it was written.
   mutable std::atomic<bool> is_reported{false};
 
   BoundPlan(std::shared_ptr<const TracedPlan> plan, std::shared_ptr<const TargetSet> live)

@@ -332,6 +332,21 @@ absl::Status LayerStaging::Write(StorageId storage, const StridedMap& map,
   return status;
 }
 
+void LayerStaging::WroteElsewhere(StorageId storage, Index nbytes) {
+  if (Owns(storage)) state(progress_.GroupOf(storage)).elsewhere_nbytes += nbytes;
+}
+
+// Never to be seen where a session has checked which names came: the last guard before a layer is
+// made from memory that nobody wrote.
+absl::Status LayerStaging::CheckComplete(std::int32_t group) const {
+  const LayerGroup& bytes = progress_.group(group);
+  const Index come = bytes.received_nbytes + At(states_, group).elsewhere_nbytes;
+  if (come == bytes.expected_nbytes) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("the layer of `", NameOf(group), "` got ", come, " of ", bytes.expected_nbytes,
+                   " bytes and cannot be processed; send all of its names"));
+}
+
 absl::Status LayerStaging::WriteConstants(std::int32_t group) {
   for (const std::int32_t index : state(group).constants) {
     const WriteItem& item = At(plan().constants(), index);
@@ -383,6 +398,7 @@ absl::StatusOr<std::optional<std::int32_t>> LayerStaging::TakeReady(bool finishi
         if (!TryOpen(group)) continue;
         complete_.erase(it);
         const c10::NoGradGuard no_grad;
+        if (absl::Status status = CheckComplete(group); !status.ok()) return status;
         if (absl::Status status = Open(group); !status.ok()) return status;
         if (absl::Status status = WriteConstants(group); !status.ok()) return status;
         state(group).is_taken = true;

@@ -84,6 +84,9 @@ class LayerStaging {
   absl::Status Write(StorageId storage, const StridedMap& map, std::span<const CastStep> casts,
                      const ByteSide& from);
 
+  // `nbytes` of the plan have been written into `storage`, not through Write.
+  void WroteElsewhere(StorageId storage, Index nbytes);
+
   // Makes everything real that a call of the loader with the fallback names may write: all that the
   // plan does not write in full. Gives these groups.
   absl::StatusOr<std::vector<std::int32_t>> OpenForCall();
@@ -92,7 +95,8 @@ class LayerStaging {
 
   // The next group of which all bytes are there, written, constants included; nullopt where there
   // is none. With `finishing` also groups that had to wait, deferred ones last. A group of which
-  // nothing came is never given. Release it before the next one is taken.
+  // nothing came is never given. Release it before the next one is taken. FailedPrecondition,
+  // naming a target of it: the bytes that a group waits for did not all come.
   absl::StatusOr<std::optional<std::int32_t>> TakeReady(bool finishing);
   void Release(std::int32_t group);
 
@@ -118,7 +122,8 @@ class LayerStaging {
     at::Tensor bytes;
   };
   struct GroupState {
-    Index nbytes = 0;  // of its storages
+    Index nbytes = 0;            // of its storages
+    Index elsewhere_nbytes = 0;  // of those it waits for, written past Write
     bool is_deferred = false;
     bool is_open = false;
     bool is_taken = false;
@@ -151,6 +156,7 @@ class LayerStaging {
                     const ByteSide& from);
   absl::StatusOr<at::Tensor> Storage(StorageId storage);
   absl::Status Initialise(StorageId storage, const at::Tensor& bytes) const;
+  absl::Status CheckComplete(std::int32_t group) const;
   absl::Status WriteConstants(std::int32_t group);
 
   const std::shared_ptr<const TracedPlan> traced_;

@@ -80,10 +80,8 @@ void ReloadSession::AddPlanned(WrittenBytes& written, bool of_processed_layers) 
 
 WrittenBytes ReloadSession::OfDestinations(const BoundPlan& plan) {
   WrittenBytes written;
-  if (plan.is_reported) return written;
-  for (std::int32_t i = 0; i < static_cast<std::int32_t>(plan.plan().entries().size()); ++i) {
-    if (!plan.plan().GetDest(i).has_value()) continue;
-    for (const WriteItem& item : plan.plan().writes_of(i)) written.Add(item);
+  for (const std::int32_t entry : plan.handed_out.Entries()) {
+    for (const WriteItem& item : plan.plan().writes_of(entry)) written.Add(item);
   }
   return written;
 }
@@ -91,8 +89,9 @@ WrittenBytes ReloadSession::OfDestinations(const BoundPlan& plan) {
 bool ReloadSession::WroteLocked() const {
   const bool call_may_write = call_taken_ && !call_ended_ && staging_ == nullptr;
   if (layers_overwrote_ || call_may_write || !Written(/*live_only=*/true).empty()) return true;
-  return std::ranges::any_of(destinations_,
-                             [](const auto& plan) { return !OfDestinations(*plan).empty(); });
+  return std::ranges::any_of(destinations_, [](const Destinations& destinations) {
+    return !destinations.plan->handed_out.Entries().empty();
+  });
 }
 
 WrittenBytes ReloadSession::Written(bool live_only) const {
@@ -228,7 +227,7 @@ void ReloadSession::MarkUndefined(std::span<const LiveTarget> whole) {
     if (!whole.empty()) AddPlanned(written, /*of_processed_layers=*/false);
     undefined_.Add(plan_->plan().targets(), written);
   }
-  for (const auto& plan : destinations_) {
+  for (const auto& [plan, num_kept] : destinations_) {
     undefined_.Add(plan->plan().targets(), OfDestinations(*plan));
   }
   undefined_.AddTold(overwritten_);

@@ -46,28 +46,29 @@ absl::Status ReloadSession::CheckPartial(const Names& partial) const {
   return absl::OkStatus();
 }
 
-// Destinations were handed out and nothing is reported: what could have been written through them
-// may have been. Not where such names came as tensors: then destinations were only looked at.
+// Destinations were handed out to an engine that reports nothing: what it could have written
+// through them may have been. Not where names that have a place came as tensors: then destinations
+// were only looked at.
 ReloadSession::Names ReloadSession::Trusted(const std::optional<Names>& among) const {
   Names trusted;
   const auto has_place = [&](std::int32_t entry) {
-    return KindOf(entry) == EntryKind::kDirect && plan_->plan().GetDest(entry).has_value();
+    return KindOf(entry) == EntryKind::kDirect && HasPlace(entry);
   };
-  const bool reports = !reported_.empty() || std::ranges::any_of(arrived_, has_place);
-  if (!plan_->gave_destinations || reports) return trusted;
+  if (plan_->is_reported || std::ranges::any_of(arrived_, has_place)) return trusted;
   for (std::int32_t entry = 0; entry < static_cast<std::int32_t>(landed_.size()); ++entry) {
     if (among.has_value() && !std::ranges::binary_search(*among, entry)) continue;
-    if (has_place(entry)) trusted.push_back(entry);
+    if (has_place(entry) && plan_->handed_out.Has(entry)) trusted.push_back(entry);
   }
   return trusted;
 }
 
-ReloadSession::Names ReloadSession::Missing(const std::optional<Names>& partial) const {
+ReloadSession::Names ReloadSession::Missing(const std::optional<Names>& partial,
+                                            const Names& trusted) const {
   Names missing;
   for (std::int32_t entry = 0; entry < static_cast<std::int32_t>(landed_.size()); ++entry) {
     if (partial.has_value() && !std::ranges::binary_search(*partial, entry)) continue;
     if (has_landed(entry) || KindOf(entry) == EntryKind::kUnneeded) continue;
-    if (!std::ranges::binary_search(trusted_, entry)) missing.push_back(entry);
+    if (!std::ranges::binary_search(trusted, entry)) missing.push_back(entry);
   }
   return missing;
 }
@@ -100,8 +101,8 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
       if (status = CheckPartial(*names); !status.ok()) return status;
       selected = std::move(*names);
     }
-    trusted_ = Trusted(selected);
-    const Names missing = Missing(selected);
+    Names trusted = Trusted(selected);
+    const Names missing = Missing(selected, trusted);
     if (!missing.empty()) {
       return absl::FailedPreconditionError(
           absl::StrCat(missing.size(), " planned name(s) did not arrive: ", Quoted(missing),
@@ -110,6 +111,11 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
     if (status = plan_->layout.Check(current); !status.ok()) {
       return WroteLocked() ? Fail(std::move(status)) : status;
     }
+    // A caller may ask again.
+    for (const std::int32_t entry : trusted) {
+      if (!std::ranges::binary_search(trusted_, entry)) CountInLayers(entry);
+    }
+    trusted_ = std::move(trusted);
     prepared_ = true;
     return absl::OkStatus();
   });
@@ -150,8 +156,6 @@ absl::StatusOr<Receipt> ReloadSession::Finish() {
         }
       }
       receipt.coverage = Written(/*live_only=*/false).PerTarget(plan_->plan().targets());
-      // What an engine does in one update it will do in the next.
-      plan_->is_reported = !reported_.empty();
     }
     if (staging_ != nullptr) {
       receipt.peak_staging_nbytes = staging_->peak_nbytes();

@@ -18,13 +18,14 @@ absl::Status ReloadSession::Start(StartOptions options) {
     Clear();
     required_ = std::move(options.required);
     for (auto& plan : options.destinations) {
-      if (plan->gave_destinations) destinations_.push_back(std::move(plan));
+      destinations_.push_back({std::move(plan)});
     }
     if (options.atomic) undo_ = std::make_unique<UndoLog>(std::move(options.undo));
     Enter(SessionState::kActive);
-    for (const auto& plan : destinations_) {
-      if (absl::Status status = KeepDestinations(*plan); !status.ok())
+    for (Destinations& destinations : destinations_) {
+      if (absl::Status status = KeepDestinations(destinations); !status.ok()) {
         return Fail(std::move(status));
+      }
     }
     return absl::OkStatus();
   });
@@ -191,7 +192,7 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
       return Fail(absl::InvalidArgumentError(
           absl::StrCat("`", std::string(name), "` was delivered twice in one update")));
     }
-    if (!plan_->plan().GetDest(*entry).has_value()) {
+    if (!HasPlace(*entry)) {
       return Fail(absl::InvalidArgumentError(
           absl::StrCat("`", std::string(name),
                        "` has no destination that an engine could have "
@@ -199,20 +200,35 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
     }
     plan_->is_reported = true;
     reported_.push_back(*entry);
+    CountInLayers(*entry);
     Land(*entry);
     return absl::OkStatus();
   });
 }
 
-absl::Status ReloadSession::KeepDestinations(const BoundPlan& plan) {
+bool ReloadSession::HasPlace(std::int32_t entry) const {
+  if (!plan_->plan().GetDest(entry).has_value()) return false;
+  return std::ranges::none_of(plan_->plan().writes_of(entry), [this](const WriteItem& item) {
+    return plan_->targets->storages()[static_cast<std::size_t>(item.target)].is_meta();
+  });
+}
+
+void ReloadSession::CountInLayers(std::int32_t entry) {
+  if (staging_ == nullptr) return;
+  for (const WriteItem& item : plan_->plan().writes_of(entry)) {
+    staging_->WroteElsewhere(item.target, item.map.nbytes());
+  }
+}
+
+absl::Status ReloadSession::KeepDestinations(Destinations& destinations) {
   if (undo_ == nullptr) return absl::OkStatus();
-  for (std::size_t i = 0; i < plan.plan().entries().size(); ++i) {
-    const auto entry = static_cast<std::int32_t>(i);
-    if (!plan.plan().GetDest(entry).has_value()) continue;
+  const BoundPlan& plan = *destinations.plan;
+  for (const std::int32_t entry : plan.handed_out.Entries(destinations.num_kept)) {
     for (const WriteItem& item : plan.plan().writes_of(entry)) {
       const at::Tensor& storage = plan.targets->storages()[static_cast<std::size_t>(item.target)];
       if (absl::Status status = undo_->KeepWhole(storage); !status.ok()) return status;
     }
+    ++destinations.num_kept;
   }
   return absl::OkStatus();
 }
@@ -224,11 +240,11 @@ absl::Status ReloadSession::HandOut(std::shared_ptr<const BoundPlan> plan) {
 }
 
 absl::Status ReloadSession::AddDestinations(std::shared_ptr<const BoundPlan> plan) {
-  if (!plan->gave_destinations || std::ranges::count(destinations_, plan) > 0) {
-    return absl::OkStatus();
+  auto known = std::ranges::find(destinations_, plan, &Destinations::plan);
+  if (known == destinations_.end()) {
+    known = destinations_.insert(known, {std::move(plan)});
   }
-  destinations_.push_back(std::move(plan));
-  absl::Status status = KeepDestinations(*destinations_.back());
+  absl::Status status = KeepDestinations(*known);
   return status.ok() ? status : Fail(std::move(status));
 }
 

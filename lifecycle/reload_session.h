@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -154,6 +155,12 @@ class LOADPLAN_API ReloadSession {
 
  private:
   using Names = std::vector<std::int32_t>;
+  // A plan that gave some of its destinations; of an atomic update the old bytes of the first of
+  // them are kept.
+  struct Destinations {
+    std::shared_ptr<const BoundPlan> plan;
+    std::size_t num_kept = 0;
+  };
   // A fallback name is put together; of all others the executor takes care.
   struct OpenParts {
     at::Tensor whole;
@@ -183,14 +190,18 @@ class LOADPLAN_API ReloadSession {
   absl::Status Launch();  // the copies that wait: the last thing of a call that lands bytes
   absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
   absl::Status AddDestinations(std::shared_ptr<const BoundPlan> plan);
-  absl::Status KeepDestinations(const BoundPlan& plan);
+  absl::Status KeepDestinations(Destinations& destinations);
+  // Whether an engine could write the entry through destinations: it has some, all with memory.
+  bool HasPlace(std::int32_t entry) const;
   absl::Status KeepForFallbackCall();
   absl::StatusOr<std::int32_t> OpenEntry(std::string_view name);  // one that arrives in parts
   absl::Status EnsureWritable();  // before a byte of an open entry changes a live one
   absl::Status FailInPart(const absl::Status& status, std::int32_t entry);
   absl::StatusOr<Names> PartialNames(const std::vector<std::string>& partial) const;
   absl::Status CheckPartial(const Names& partial) const;
-  Names Missing(const std::optional<Names>& partial) const;
+  Names Missing(const std::optional<Names>& partial, const Names& trusted) const;
+  // Bytes of the entry that another one has written where they belong.
+  void CountInLayers(std::int32_t entry);
   absl::Status CompleteLocked();
   void Land(std::int32_t entry);
   // As CheckEvent, for callers that hold the lock; with what failed the session.
@@ -201,7 +212,7 @@ class LOADPLAN_API ReloadSession {
   // Bytes that the update has written; without `live_only` staged ones too.
   WrittenBytes Written(bool live_only) const;
   void AddPlanned(WrittenBytes& written, bool of_processed_layers) const;
-  // What an engine that never reports may have written.
+  // What an engine may have written: that it reports at times does not say when it writes.
   static WrittenBytes OfDestinations(const BoundPlan& plan);
   // Names of `among` (null: all) that count as arrived because an engine could have written them.
   Names Trusted(const std::optional<Names>& among) const;
@@ -233,7 +244,7 @@ class LOADPLAN_API ReloadSession {
   // The update in progress (or the failed one).
   std::vector<std::string> required_;
   std::unique_ptr<UndoLog> undo_;  // null where the update is not atomic
-  std::vector<std::shared_ptr<const BoundPlan>> destinations_;  // that gave some
+  std::vector<Destinations> destinations_;
   std::shared_ptr<const BoundPlan> plan_;
   std::optional<StagingSpec> staging_spec_;
   std::unique_ptr<LayerStaging> staging_;  // null in direct mode

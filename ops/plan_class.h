@@ -122,7 +122,7 @@ class LoadPlanClass : public torch::CustomClassHolder {
       boxes.push_back(dest.box);
       tensors.push_back(bound()->targets->View(dest.storage, dest.region, ToScalarType(dtype)));
     }
-    if (!tensors.empty()) bound()->gave_destinations = true;
+    if (!tensors.empty()) bound()->handed_out.Add(entry);
     return std::make_tuple(EncodeBoxes(boxes), std::move(tensors));
   }
   std::tuple<Strings, Ints, Ints> uncovered() const {

@@ -113,7 +113,7 @@ TEST_P(AtomicSessionTest, AHookMayDestroyEverything) {
 }
 
 TEST_P(AtomicSessionTest, DestinationsAreKeptWhenTheyAreHandedOut) {
-  plan_->gave_destinations = true;
+  plan_->handed_out.Add(0);
   ASSERT_THAT(session_.Start({.atomic = true, .destinations = {plan_}}), IsOk());
   log_.target(0).fill_(5);
   ASSERT_THAT(session_.Abort(), IsOk());

@@ -273,7 +273,7 @@ TEST_F(ReloadSessionTest, NothingToDoIsDone) {
 }
 
 TEST_F(ReloadSessionTest, AnEngineReportsWhatItWroteThroughDestinations) {
-  plan_->gave_destinations = true;
+  plan_->handed_out.Add(0);
   StartAndBegin();
   ASSERT_THAT(session_.ReportDelivered("x"), IsOk());
   EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("did not arrive: `a`, `b`")));
@@ -292,7 +292,7 @@ TEST_F(ReloadSessionTest, AnEngineReportsWhatItWroteThroughDestinations) {
 }
 
 TEST_F(ReloadSessionTest, AnEngineThatReportsNothingIsTrustedWhereItCouldHaveWritten) {
-  plan_->gave_destinations = true;
+  plan_->handed_out.Add(0);
   StartAndBegin();
   EXPECT_THAT(Finish(), StatusIs(kPrecondition, HasSubstr("did not arrive: `a`, `b`")));
   ASSERT_THAT(session_.Deliver("a", a_), IsOk());
@@ -301,7 +301,7 @@ TEST_F(ReloadSessionTest, AnEngineThatReportsNothingIsTrustedWhereItCouldHaveWri
 }
 
 TEST_F(ReloadSessionTest, AnEngineThatReportsNothingMayHaveWrittenWhenItAborts) {
-  plan_->gave_destinations = true;
+  plan_->handed_out.Add(0);
   StartAndBegin();
   ASSERT_THAT(session_.Abort(), IsOk());
   EXPECT_EQ(state(), SessionState::kFailed);
