@@ -56,8 +56,9 @@ absl::Status ReloadSession::CheckEvent(SessionEvent event) const {
 
 absl::Status ReloadSession::CheckLocked(SessionEvent event) const {
   absl::Status status = CheckTransition(state_, event);
-  if (status.ok() && completed_ && state_ == SessionState::kActive) {
-    status = CheckWhileFinishing(event);
+  if (status.ok() && state_ == SessionState::kActive) {
+    if (completed_) status = CheckWhileFinishing(event);
+    if (IsCalling()) status = CheckWhileCalling(event);
   }
   if (status.ok() || error_.empty() || state_ != SessionState::kFailed) return status;
   return Annotate(status, absl::StrCat(" (it failed with: ", error_, ")"));
@@ -87,7 +88,7 @@ WrittenBytes ReloadSession::OfDestinations(const BoundPlan& plan) {
 }
 
 bool ReloadSession::WroteLocked() const {
-  const bool call_may_write = call_taken_ && !call_ended_ && staging_ == nullptr;
+  const bool call_may_write = IsCalling() && staging_ == nullptr;
   if (layers_overwrote_ || call_may_write || !Written(/*live_only=*/true).empty()) return true;
   return std::ranges::any_of(destinations_, [](const Destinations& destinations) {
     return !destinations.plan->handed_out.Entries().empty();
@@ -221,7 +222,7 @@ void ReloadSession::MarkUndefined(std::span<const LiveTarget> whole) {
   if (plan_ != nullptr) {
     WrittenBytes written = Written(/*live_only=*/true);
     // A call that never came back.
-    if (call_taken_ && !call_ended_ && staging_ == nullptr) {
+    if (IsCalling() && staging_ == nullptr) {
       written.AddWhole(plan_->plan().targets());
     }
     if (!whole.empty()) AddPlanned(written, /*of_processed_layers=*/false);

@@ -79,7 +79,7 @@ absl::Status ReloadSession::KeepForFallbackCall() {
 
 absl::Status ReloadSession::KeepOther(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
-  if (undo_ == nullptr || !call_taken_ || call_ended_) return absl::OkStatus();
+  if (undo_ == nullptr || !IsCalling()) return absl::OkStatus();
   const c10::NoGradGuard no_grad;
   // Not the tensor itself, which leads to the object that a host sees. The call still runs: an
   // error is told when it has ended.
@@ -105,9 +105,10 @@ absl::Status ReloadSession::FallbackCallDone(const std::string& error,
                                              std::vector<TargetRegion> written,
                                              std::span<const LiveTarget> current) {
   return Guarded([&]() -> absl::Status {
+    const bool was_calling = IsCalling();
+    call_ended_ = call_taken_;
     if (absl::Status status = CheckLocked(SessionEvent::kLoad); !status.ok()) return status;
-    if (!call_taken_ || call_ended_) return absl::InternalError("no fallback call was taken");
-    call_ended_ = true;
+    if (!was_calling) return absl::InternalError("no fallback call was taken");
     call_done_ = error.empty();
     if (undo_ != nullptr && call_done_) undo_->DropUnshared();
     call_written_ = std::move(written);

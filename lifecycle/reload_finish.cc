@@ -124,7 +124,7 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
 absl::Status ReloadSession::CompleteLocked() {
   if (absl::Status status = CheckLocked(SessionEvent::kFinish); !status.ok()) return status;
   if (!prepared_) return absl::InternalError("Complete before PrepareFinish");
-  if (collection_ != nullptr && collection_->size() > 0 && !call_taken_) {
+  if (collection_ != nullptr && !call_done_ && (call_taken_ || collection_->size() > 0)) {
     return absl::FailedPreconditionError(
         "the call of load_weights with the fallback names has not been made");
   }

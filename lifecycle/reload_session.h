@@ -181,6 +181,8 @@ class LOADPLAN_API ReloadSession {
     return plan_->plan().entries()[static_cast<std::size_t>(entry)].kind;
   }
   bool AllFallbacksArrived() const;
+  // The loader was called with the fallback names, and has not come back.
+  bool IsCalling() const { return call_taken_ && !call_ended_; }
   const std::string& NameOf(std::int32_t entry) const;
   absl::StatusOr<std::int32_t> FindArriving(std::string_view name) const;  // has not arrived yet
   absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;

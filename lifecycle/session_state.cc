@@ -98,4 +98,13 @@ absl::Status CheckWhileFinishing(SessionEvent event) {
                    "after that"));
 }
 
+absl::Status CheckWhileCalling(SessionEvent event) {
+  // A call that never comes back must not keep the session for ever.
+  if (event == SessionEvent::kAbort || event == SessionEvent::kPlan) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("`", std::string(ToString(event)),
+                   "` was called while `load_weights` runs with the fallback names of this update; "
+                   "call it after that"));
+}
+
 }  // namespace loadplan

@@ -25,6 +25,8 @@ std::string_view ToString(SessionEvent event);  // the public function: "start_r
 absl::Status CheckTransition(SessionState state, SessionEvent event);
 // The same while every byte is there and hooks run: only to finish or to abort is allowed.
 absl::Status CheckWhileFinishing(SessionEvent event);
+// The same while the loader's call with the fallback names runs.
+absl::Status CheckWhileCalling(SessionEvent event);
 
 }  // namespace loadplan
 

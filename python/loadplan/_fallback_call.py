@@ -17,12 +17,13 @@ def call_loader(session: Session) -> None:
     assert session.known is not None
     mode.calling(targets, handle)
     watch = classes.CallWatch(session.known._handle, *targets.lists())
-    names, tensors = handle.take_fallback_call(watch)
     places = Places(targets)
+    names, tensors = handle.take_fallback_call(watch)
     violation = ""
+    # From here on the session waits for the end of the call: whatever raises tells it.
     try:
-        watch.begin()
         try:
+            watch.begin()
             with join_threads(watch):
                 targets.load_weights(zip(names, tensors, strict=True))
             places.keep(targets)
@@ -30,6 +31,7 @@ def call_loader(session: Session) -> None:
             violation = watch.end()
         if violation:
             raise RuntimeError(violation)
+        mode.called(targets, handle, watch.met())
     except BaseException as error:
         places.put_back()
         try:
@@ -40,7 +42,6 @@ def call_loader(session: Session) -> None:
             if isinstance(error, Exception):
                 raise failure from error
         raise
-    mode.called(targets, handle, watch.met())
     try:
         handle.fallback_call_done("", watch, *mode.lists(targets))
     except RuntimeError:
