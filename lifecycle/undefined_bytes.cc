@@ -12,10 +12,11 @@
 namespace loadplan {
 namespace {
 
-// The first name of each storage.
-absl::flat_hash_map<StorageId, std::string> NamesOf(std::span<const TargetTensor> targets) {
-  absl::flat_hash_map<StorageId, std::string> names;
-  for (const TargetTensor& target : targets) names.emplace(target.storage, target.name);
+// All names of each storage: another plan may show them in another order.
+absl::flat_hash_map<StorageId, std::vector<std::string>> NamesOf(
+    std::span<const TargetTensor> targets) {
+  absl::flat_hash_map<StorageId, std::vector<std::string>> names;
+  for (const TargetTensor& target : targets) names[target.storage].push_back(target.name);
   return names;
 }
 
@@ -34,11 +35,12 @@ void UndefinedBytes::Clear() {
 }
 
 void UndefinedBytes::Add(std::span<const TargetTensor> targets, const WrittenBytes& written) {
-  const auto names = NamesOf(targets);
-  for (const auto& [storage, name] : names) {
+  for (const auto& [storage, names] : NamesOf(targets)) {
     const std::span<const StridedLayout> added = written.Of(storage);
     if (added.empty()) continue;
-    std::vector<StridedLayout>& regions = regions_[name];
+    const auto known = std::ranges::find_if(
+        names, [this](const std::string& name) { return regions_.contains(name); });
+    std::vector<StridedLayout>& regions = regions_[known == names.end() ? names.front() : *known];
     const std::vector<StridedLayout> before = regions;
     for (const StridedLayout& region : added) {
       // A model that fails again and again must not grow the list.
@@ -46,10 +48,10 @@ void UndefinedBytes::Add(std::span<const TargetTensor> targets, const WrittenByt
     }
   }
   WrittenBytes all;
-  for (const auto& [storage, name] : names) {
-    const auto found = regions_.find(name);
+  for (const TargetTensor& target : targets) {
+    const auto found = regions_.find(target.name);
     if (found == regions_.end()) continue;
-    for (const StridedLayout& region : found->second) all.Add(storage, region);
+    for (const StridedLayout& region : found->second) all.Add(target.storage, region);
   }
   Tell(all.PerTarget(targets));
 }
@@ -98,20 +100,22 @@ absl::Status UndefinedBytes::CheckNotRead(const LoadPlan& plan) const {
   absl::Status status;
   const auto check = [&](const WriteItem& item) {
     if (item.origin.kind != OriginKind::kLiveBefore || !status.ok()) return;
-    const std::string& name = names.at(item.origin.index);
-    const auto found = regions_.find(name);
     const ByteRange span = item.map.FromSpan();
     const StridedLayout read =
         StridedLayout::Unchecked(span.start, {std::max<Index>(span.nbytes(), 0)}, {1}, 1);
-    const bool meets = found != regions_.end() &&
-                       std::ranges::any_of(found->second, [&](const StridedLayout& region) {
-                         return MayShareBytes(region, read);
-                       });
-    const auto told = told_.find(name);
-    if (!meets && (told == told_.end() || told->second.is_readable)) return;
-    status = absl::FailedPreconditionError(
-        absl::StrCat("this plan computes from the bytes that `", name,
-                     "` held before, which a failed update left undefined; load the model anew"));
+    for (const std::string& name : names.at(item.origin.index)) {
+      const auto found = regions_.find(name);
+      const bool meets = found != regions_.end() &&
+                         std::ranges::any_of(found->second, [&](const StridedLayout& region) {
+                           return MayShareBytes(region, read);
+                         });
+      const auto told = told_.find(name);
+      if (!meets && (told == told_.end() || told->second.is_readable)) continue;
+      status = absl::FailedPreconditionError(
+          absl::StrCat("this plan computes from the bytes that `", name,
+                       "` held before, which a failed update left undefined; load the model anew"));
+      return;
+    }
   };
   for (const WriteItem& item : plan.live_copies()) check(item);
   for (const Program& program : plan.programs()) {

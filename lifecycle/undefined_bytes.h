@@ -14,8 +14,8 @@
 
 namespace loadplan {
 
-// Storages go by the first name that shows them, so that another plan of the same model can be
-// asked whether it makes them good.
+// Storages go by a name that shows them, so that another plan of the same model can be asked
+// whether it makes them good; of several names any finds them.
 class UndefinedBytes {
  public:
   bool empty() const { return regions_.empty() && told_.empty(); }
