@@ -2,6 +2,7 @@
 #ifndef LOADPLAN_LIFECYCLE_BOUND_PLAN_H_
 #define LOADPLAN_LIFECYCLE_BOUND_PLAN_H_
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -65,6 +66,13 @@ struct BoundPlan {
         layout(LayoutSnapshot::Of(targets->targets())),
         premises(std::move(saved)) {}
   const LoadPlan& plan() const { return traced->plan; }
+  // Whether an engine could write the entry through destinations: it has some, all with memory.
+  bool HasPlace(std::int32_t entry) const {
+    if (!plan().GetDest(entry).has_value()) return false;
+    return std::ranges::none_of(plan().writes_of(entry), [this](const WriteItem& item) {
+      return targets->storages()[static_cast<std::size_t>(item.target)].is_meta();
+    });
+  }
 };
 
 }  // namespace loadplan

@@ -332,8 +332,11 @@ absl::Status LayerStaging::Write(StorageId storage, const StridedMap& map,
   return status;
 }
 
-void LayerStaging::WroteElsewhere(StorageId storage, Index nbytes) {
-  if (Owns(storage)) state(progress_.GroupOf(storage)).elsewhere_nbytes += nbytes;
+void LayerStaging::WroteElsewhere(std::int32_t entry) {
+  for (const WriteItem& item : plan().writes_of(entry)) {
+    if (!Owns(item.target)) continue;
+    state(progress_.GroupOf(item.target)).elsewhere_nbytes += item.map.nbytes();
+  }
 }
 
 // Never to be seen where a session has checked which names came: the last guard before a layer is

@@ -84,8 +84,8 @@ class LayerStaging {
   absl::Status Write(StorageId storage, const StridedMap& map, std::span<const CastStep> casts,
                      const ByteSide& from);
 
-  // `nbytes` of the plan have been written into `storage`, not through Write.
-  void WroteElsewhere(StorageId storage, Index nbytes);
+  // The bytes of source `entry` have been written where they belong, not through Write.
+  void WroteElsewhere(std::int32_t entry);
 
   // Makes everything real that a call of the loader with the fallback names may write: all that the
   // plan does not write in full. Gives these groups.

@@ -19,6 +19,15 @@ double Now() {
   return std::chrono::duration<double>(since_epoch).count();
 }
 
+// What an engine may have written: that it reports at times does not say when it writes.
+WrittenBytes OfDestinations(const BoundPlan& plan) {
+  WrittenBytes written;
+  for (const std::int32_t entry : plan.handed_out.Entries()) {
+    for (const WriteItem& item : plan.plan().writes_of(entry)) written.Add(item);
+  }
+  return written;
+}
+
 }  // namespace
 
 absl::Status ReloadSession::Abort() {
@@ -77,14 +86,6 @@ void ReloadSession::AddPlanned(WrittenBytes& written, bool of_processed_layers) 
     if (of_processed_layers && !staging_->WasTaken(s)) continue;
     for (const StridedLayout& region : all.Of(s)) written.Add(s, region);
   }
-}
-
-WrittenBytes ReloadSession::OfDestinations(const BoundPlan& plan) {
-  WrittenBytes written;
-  for (const std::int32_t entry : plan.handed_out.Entries()) {
-    for (const WriteItem& item : plan.plan().writes_of(entry)) written.Add(item);
-  }
-  return written;
 }
 
 bool ReloadSession::WroteLocked() const {

@@ -52,7 +52,7 @@ absl::Status ReloadSession::CheckPartial(const Names& partial) const {
 ReloadSession::Names ReloadSession::Trusted(const std::optional<Names>& among) const {
   Names trusted;
   const auto has_place = [&](std::int32_t entry) {
-    return KindOf(entry) == EntryKind::kDirect && HasPlace(entry);
+    return KindOf(entry) == EntryKind::kDirect && plan_->HasPlace(entry);
   };
   if (plan_->is_reported || std::ranges::any_of(arrived_, has_place)) return trusted;
   for (std::int32_t entry = 0; entry < static_cast<std::int32_t>(landed_.size()); ++entry) {
@@ -113,7 +113,8 @@ absl::Status ReloadSession::PrepareFinish(const std::optional<std::vector<std::s
     }
     // A caller may ask again.
     for (const std::int32_t entry : trusted) {
-      if (!std::ranges::binary_search(trusted_, entry)) CountInLayers(entry);
+      const bool is_new = !std::ranges::binary_search(trusted_, entry);
+      if (is_new && staging_ != nullptr) staging_->WroteElsewhere(entry);
     }
     trusted_ = std::move(trusted);
     prepared_ = true;

@@ -93,7 +93,11 @@ void ReloadSession::LayersCalled(std::span<const std::string> met) {
 
 absl::Status ReloadSession::FailWith(const absl::Status& status) {
   const std::lock_guard lock(mutex_);
-  return FailIfActive(status);
+  return FailActive(status);
+}
+
+absl::Status ReloadSession::FailActive(const absl::Status& status) {
+  return state_ == SessionState::kActive ? Fail(status) : status;
 }
 
 }  // namespace loadplan

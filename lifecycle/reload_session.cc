@@ -192,7 +192,7 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
       return Fail(absl::InvalidArgumentError(
           absl::StrCat("`", std::string(name), "` was delivered twice in one update")));
     }
-    if (!HasPlace(*entry)) {
+    if (!plan_->HasPlace(*entry)) {
       return Fail(absl::InvalidArgumentError(
           absl::StrCat("`", std::string(name),
                        "` has no destination that an engine could have "
@@ -200,24 +200,10 @@ absl::Status ReloadSession::ReportDelivered(std::string_view name) {
     }
     plan_->is_reported = true;
     reported_.push_back(*entry);
-    CountInLayers(*entry);
+    if (staging_ != nullptr) staging_->WroteElsewhere(*entry);
     Land(*entry);
     return absl::OkStatus();
   });
-}
-
-bool ReloadSession::HasPlace(std::int32_t entry) const {
-  if (!plan_->plan().GetDest(entry).has_value()) return false;
-  return std::ranges::none_of(plan_->plan().writes_of(entry), [this](const WriteItem& item) {
-    return plan_->targets->storages()[static_cast<std::size_t>(item.target)].is_meta();
-  });
-}
-
-void ReloadSession::CountInLayers(std::int32_t entry) {
-  if (staging_ == nullptr) return;
-  for (const WriteItem& item : plan_->plan().writes_of(entry)) {
-    staging_->WroteElsewhere(item.target, item.map.nbytes());
-  }
 }
 
 absl::Status ReloadSession::KeepDestinations(Destinations& destinations) {
@@ -259,6 +245,10 @@ absl::Status ReloadSession::BeforeHook(std::span<const LiveTarget> current) {
     }
     return absl::OkStatus();
   });
+}
+
+EntryKind ReloadSession::KindOf(std::int32_t entry) const {
+  return plan_->plan().entries()[static_cast<std::size_t>(entry)].kind;
 }
 
 const std::string& ReloadSession::NameOf(std::int32_t entry) const {

@@ -13,7 +13,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -22,7 +21,6 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,6 +35,7 @@
 #include "lifecycle/eager_collection.h"
 #include "lifecycle/execute.h"
 #include "lifecycle/layer_staging.h"
+#include "lifecycle/session_parts.h"
 #include "lifecycle/session_report.h"
 #include "lifecycle/session_state.h"
 #include "lifecycle/undefined_bytes.h"
@@ -155,34 +154,16 @@ class LOADPLAN_API ReloadSession {
 
  private:
   using Names = std::vector<std::int32_t>;
-  // A plan that gave some of its destinations; of an atomic update the old bytes of the first of
-  // them are kept.
-  struct Destinations {
-    std::shared_ptr<const BoundPlan> plan;
-    std::size_t num_kept = 0;
-  };
-  // A fallback name is put together; of all others the executor takes care.
-  struct OpenParts {
-    at::Tensor whole;
-    HeldBytes held;
-    Index nbytes = 0;  // landed
-  };
-
-  // A call from outside, alone and to its end: what raises in it fails the session, as an error
-  // does.
+  // A call from outside: what raises in it fails the session, as an error does.
   template <typename Step>
-  std::invoke_result_t<Step> Guarded(const Step& step) {
+  auto Guarded(const Step& step) {
     const std::lock_guard lock(mutex_);
-    return Attempt(step, [this](const absl::Status& raised) { return FailIfActive(raised); });
+    return Attempt(step, [this](const absl::Status& raised) { return FailActive(raised); });
   }
-
   bool has_landed(std::int32_t entry) const { return landed_[static_cast<std::size_t>(entry)]; }
-  EntryKind KindOf(std::int32_t entry) const {
-    return plan_->plan().entries()[static_cast<std::size_t>(entry)].kind;
-  }
+  EntryKind KindOf(std::int32_t entry) const;
   bool AllFallbacksArrived() const;
-  // The loader was called with the fallback names, and has not come back.
-  bool IsCalling() const { return call_taken_ && !call_ended_; }
+  bool IsCalling() const { return call_taken_ && !call_ended_; }  // of the loader, now
   const std::string& NameOf(std::int32_t entry) const;
   absl::StatusOr<std::int32_t> FindArriving(std::string_view name) const;  // has not arrived yet
   absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;
@@ -193,8 +174,6 @@ class LOADPLAN_API ReloadSession {
   absl::StatusOr<ReadyLayers> ReadyLayersOf(std::int32_t group);
   absl::Status AddDestinations(std::shared_ptr<const BoundPlan> plan);
   absl::Status KeepDestinations(Destinations& destinations);
-  // Whether an engine could write the entry through destinations: it has some, all with memory.
-  bool HasPlace(std::int32_t entry) const;
   absl::Status KeepForFallbackCall();
   absl::StatusOr<std::int32_t> OpenEntry(std::string_view name);  // one that arrives in parts
   absl::Status EnsureWritable();  // before a byte of an open entry changes a live one
@@ -202,8 +181,6 @@ class LOADPLAN_API ReloadSession {
   absl::StatusOr<Names> PartialNames(const std::vector<std::string>& partial) const;
   absl::Status CheckPartial(const Names& partial) const;
   Names Missing(const std::optional<Names>& partial, const Names& trusted) const;
-  // Bytes of the entry that another one has written where they belong.
-  void CountInLayers(std::int32_t entry);
   absl::Status CompleteLocked();
   void Land(std::int32_t entry);
   // As CheckEvent, for callers that hold the lock; with what failed the session.
@@ -214,8 +191,6 @@ class LOADPLAN_API ReloadSession {
   // Bytes that the update has written; without `live_only` staged ones too.
   WrittenBytes Written(bool live_only) const;
   void AddPlanned(WrittenBytes& written, bool of_processed_layers) const;
-  // What an engine may have written: that it reports at times does not say when it writes.
-  static WrittenBytes OfDestinations(const BoundPlan& plan);
   // Names of `among` (null: all) that count as arrived because an engine could have written them.
   Names Trusted(const std::optional<Names>& among) const;
   bool IsStaged(StorageId storage) const {
@@ -225,9 +200,7 @@ class LOADPLAN_API ReloadSession {
   // The session has failed with `status`; returns it with what landed and what became of the
   // bytes. `whole`: every byte of these is undefined.
   absl::Status Fail(absl::Status status, std::span<const LiveTarget> whole = {});
-  absl::Status FailIfActive(const absl::Status& status) {
-    return state_ == SessionState::kActive ? Fail(status) : status;
-  }
+  absl::Status FailActive(const absl::Status& status);  // `status` alone where it is not active
   absl::Status FailDamaged(absl::Status status, std::span<const LiveTarget> whole);
   absl::Status PutBack();
   void EndUnchanged(std::string error);

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "lifecycle/reload_session.h"
 #include "tests/lifecycle/live_log.h"
+#include "tests/lifecycle/no_memory.h"
 #include "tests/testing/status_matchers.h"
 
 namespace loadplan {
@@ -14,12 +15,14 @@ namespace {
 
 using ::loadplan::testing::IsOk;
 using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::NoMemory;
 using ::loadplan::testing::StatusIs;
 using ::loadplan::testing::View;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
+constexpr auto kInternal = absl::StatusCode::kInternal;
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
@@ -122,6 +125,51 @@ TEST_P(AtomicSessionTest, DestinationsAreKeptWhenTheyAreHandedOut) {
   ASSERT_THAT(session_.HandOut(plan_), IsOk());
   log_.target(0).fill_(5);
   ASSERT_THAT(session_.Abort(), IsOk());
+  ExpectOldBytes();
+}
+
+TEST_P(AtomicSessionTest, DestinationsThatAreHandedOutOneAfterTheOtherAreAllKept) {
+  LiveLog two;
+  const View w_view = two.Target("w", {2});
+  const View v_view = two.Target("v", {2});
+  two.Copy(w_view, two.Source("x", {2}));
+  two.Copy(v_view, two.Source("y", {2}));
+  const auto plan = two.Bind().value();
+  ASSERT_THAT(session_.Start({.atomic = true, .undo = {.memory_nbytes = GetParam()}}), IsOk());
+  for (const std::int32_t entry : {0, 1}) {
+    plan->handed_out.Add(entry);
+    ASSERT_THAT(session_.HandOut(plan), IsOk());
+    two.target(static_cast<std::size_t>(entry)).fill_(5);
+  }
+  ASSERT_THAT(session_.Abort(), IsOk());
+  for (const LiveTarget& target : two.live()) {
+    EXPECT_TRUE(at::equal(target.tensor, at::full({2}, 77.f))) << target.name;
+  }
+}
+
+TEST_P(AtomicSessionTest, WithoutMemoryForLiveBytesTheUpdateFails) {
+  StartAndBegin();
+  {
+    const NoMemory no_memory;
+    EXPECT_THAT(session_.Deliver("x", weights_[0].second),
+                StatusIs(kInternal, AllOf(HasSubstr("before the first write could not be kept"),
+                                          HasSubstr("no memory for 12 bytes"),
+                                          HasSubstr("nothing was written"))));
+  }
+  EXPECT_FALSE(session_.Deliver("x", weights_[0].second).ok());
+  ExpectOldBytes();
+}
+
+TEST_P(AtomicSessionTest, WithoutMemoryForOldBytesTheUpdateFails) {
+  StartAndBegin();
+  ASSERT_THAT(session_.Deliver("a", weights_[1].second), IsOk());
+  {
+    const NoMemory no_memory;
+    EXPECT_THAT(session_.Deliver("x", weights_[0].second),
+                StatusIs(kInternal, AllOf(HasSubstr("no memory for 12 bytes"), HasSubstr("`x`"),
+                                          HasSubstr("nothing was written"))));
+  }
+  EXPECT_FALSE(session_.Deliver("x", weights_[0].second).ok());
   ExpectOldBytes();
 }
 

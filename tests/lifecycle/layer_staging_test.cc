@@ -98,6 +98,18 @@ TEST_F(LayerStagingTest, GivesALayerWhenItsLastByteIsThere) {
   EXPECT_EQ(staging_->peak_nbytes(), 16);
 }
 
+TEST_F(LayerStagingTest, NeverGivesALayerWithoutItsBytes) {
+  Make();
+  Send("a0", 1);
+  EXPECT_THAT(staging_->TakeReady(true).status(),
+              StatusIs(kPrecondition, HasSubstr("the layer of `a` got 8 of 16 bytes")));
+  // Another one may have written the rest where it belongs.
+  Make();
+  Send("a0", 1);
+  staging_->WroteElsewhere(*plan_->plan().Find("a1"));
+  EXPECT_EQ(Take(true), 0);
+}
+
 TEST_F(LayerStagingTest, HoldsBytesForWhichThereIsNoRoom) {
   spec_.max_nbytes = 20;
   Make();

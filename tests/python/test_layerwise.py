@@ -519,6 +519,9 @@ def test_destinations_on_meta_are_not_given_out() -> None:
     model = ready(["norm"])
     plan = plan_of(model, model_checkpoint(["norm"], 0))
     assert plan.get_dest("0.weight") is None
+    start(model)
+    with pytest.raises(ValueError, match="has no destination"):
+        plan.delivered("0.weight")
 
 
 class Reads(models.Transposed):

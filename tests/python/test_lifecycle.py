@@ -520,3 +520,84 @@ def test_a_second_update_costs_no_trace() -> None:
         loadplan.load_planned(targets, plan, [("w", torch.full((2,), float(value)))])
         loadplan.finish_reload(targets)
         assert live["w"].tolist() == [value, value] and calls[0] == traced
+
+
+# ------------------------------------------------------------------ what a look leaves alone
+def copying(live: dict[str, Tensor]) -> Targets:
+    def load_weights(weights: Any) -> None:
+        for name, weight in weights:
+            live[name].copy_(weight)
+
+    return Targets(live, load_weights)
+
+
+def test_a_look_at_a_destination_vouches_for_no_other_name() -> None:
+    live = {name: torch.zeros(4) for name in "abc"}
+    targets = copying(live)
+    plan = loadplan.plan_loads(targets, live)
+    assert plan.get_dest("a")
+    loadplan.start_reload(targets)
+    with pytest.raises(RuntimeError, match="2 planned name.s. did not arrive: `b`, `c`"):
+        loadplan.finish_reload(targets)
+    loadplan.load_planned(targets, plan, [("b", torch.ones(4))])
+    with pytest.raises(RuntimeError, match="2 planned name.s. did not arrive: `a`, `c`"):
+        loadplan.finish_reload(targets)
+
+
+def test_an_engine_that_reported_must_report_again() -> None:
+    live = {name: torch.zeros(4) for name in "ab"}
+    targets = copying(live)
+    plan = loadplan.plan_loads(targets, live)
+    places = {name: plan.get_dest(name) or [] for name in live}
+    loadplan.start_reload(targets)
+    for name in live:
+        plan.delivered(name)
+    loadplan.finish_reload(targets)
+    loadplan.start_reload(targets)
+    with pytest.raises(RuntimeError, match="did not arrive: `a`, `b`"):
+        loadplan.finish_reload(targets)
+    places["a"][0][1][:2].fill_(99)  # and the transport dies
+    loadplan.abort_reload(targets)
+    assert loadplan.state(targets).state == "failed"
+    assert loadplan.state(targets).undefined["a"].nbytes == 16
+
+
+def test_undefined_bytes_are_known_by_every_name() -> None:
+    tied = torch.zeros(4)
+    live = {"a": tied, "b": tied.view(2, 2)}
+
+    def load_weights(weights: Any) -> None:
+        for _, weight in weights:
+            tied.add_(weight)
+
+    targets = Targets(live, load_weights)
+    weights = {"d": torch.ones(4)}
+    plan = loadplan.plan_loads(targets, weights)
+    loadplan.start_reload(targets)
+    with pytest.raises(ValueError, match="undefined until"):
+        loadplan.load_planned(targets, plan, [*weights.items(), ("z", torch.ones(1))])
+    live["a"] = live.pop("a")
+    plan = loadplan.plan_loads(targets, weights)
+    loadplan.start_reload(targets)
+    with pytest.raises(RuntimeError, match="computes from the bytes that `a` held before"):
+        loadplan.load_planned(targets, plan, weights.items())
+
+
+def test_a_call_ends_whatever_fails_around_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    live = {"f": torch.zeros(4)}
+
+    def load_weights(weights: Any) -> None:
+        for name, weight in weights:
+            live[name].copy_(weight if weight.sum() > 0 else -weight)
+
+    targets = Targets(live, load_weights)
+    plan = loadplan.plan_loads(targets, live)
+
+    def fail(*_: object) -> None:
+        raise Injected("after the call")
+
+    loadplan.start_reload(targets)
+    monkeypatch.setattr("loadplan._direct.Direct.called", fail)
+    with pytest.raises(RuntimeError, match="Injected: after the call"):
+        loadplan.load_planned(targets, plan, [("f", torch.ones(4))])
+    assert loadplan.state(targets).state == "failed"
