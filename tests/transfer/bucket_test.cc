@@ -129,9 +129,10 @@ TEST_F(BucketTest, TheBufferHasToBeContiguousMemory) {
 
 // As a wrapper subclass arrives from Python: the key, and no memory.
 at::Tensor Wrapper() {
-  return at::detail::make_tensor<c10::TensorImpl>(
-      c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::CPU}),
-      caffe2::TypeMeta::Make<std::uint8_t>(), at::kCPU);
+  at::Tensor wrapper = at::detail::make_tensor<c10::TensorImpl>(
+      c10::DispatchKeySet(c10::DispatchKey::CPU), caffe2::TypeMeta::Make<std::uint8_t>(), at::kCPU);
+  wrapper.unsafeGetTensorImpl()->set_python_dispatch(true);
+  return wrapper;
 }
 
 TEST_F(BucketTest, TheBufferShowsWhatItsMemoryHolds) {
