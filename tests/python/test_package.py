@@ -515,12 +515,31 @@ def test_an_engine_that_writes_through_destinations() -> None:
         plan.delivered("z")
     assert loadplan.finish_reload(targets).names == ("w",)
     assert live["w"].tolist() == [1, 1, 0, 0]
-    # The next update says nothing: the constants are set all the same.
-    live["w"].fill_(9)
+    # An engine that has reported reports in every update.
     loadplan.start_reload(targets)
-    dest.copy_(torch.ones(2))
+    with pytest.raises(RuntimeError, match="did not arrive: `w`"):
+        loadplan.finish_reload(targets)
+    plan.delivered("w")
     loadplan.finish_reload(targets)
-    assert live["w"].tolist() == [1, 1, 0, 0]
+
+
+def test_an_engine_that_writes_through_destinations_and_reports_nothing() -> None:
+    live = {"w": torch.full((4,), 7.0)}
+
+    def load_weights(weights: Weights) -> None:
+        for _, weight in weights:
+            live["w"][:2].copy_(weight)
+            live["w"][2:].zero_()
+
+    targets = Targets(live, load_weights)
+    plan = loadplan.plan_loads(targets, metas_of(w=(2,)))
+    [(_, dest)] = plan.get_dest("w") or []
+    for _ in range(2):
+        live["w"].fill_(9)
+        loadplan.start_reload(targets)
+        dest.copy_(torch.ones(2))
+        loadplan.finish_reload(targets)
+        assert live["w"].tolist() == [1, 1, 0, 0]
 
 
 # ------------------------------------------------------------------ plans with fallbacks
