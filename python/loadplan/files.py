@@ -28,8 +28,9 @@ class FileStats:
     """What a load has done so far, or did.  Bytes, seconds since its start.
 
     ``needed_nbytes`` is what the plan needs of the names in these files; ``planned_nbytes`` what
-    will be read for it, gaps between ranges included where reading them costs less than stepping
-    over them; ``read_nbytes`` what has been asked of the files, counted where they are read;
+    will be read for it, gaps within a tensor included where reading them costs less than stepping
+    over them; ``read_nbytes`` what has been asked of the files, counted where they are read, with
+    gaps between tensors that are read along;
     ``in_place_nbytes`` went straight to their final place.
     """
 

@@ -16,6 +16,7 @@ DOCUMENTS = (
     "docs/design.md",
     "docs/geometry.md",
     "docs/layerwise.md",
+    "docs/lifecycle.md",
     "docs/plan_files.md",
 )
 
