@@ -213,7 +213,7 @@ ContentHash& ContentHash::AddBytes(const void* data, std::size_t nbytes) {
     Add(word);
   }
   std::uint64_t rest = 0;
-  std::memcpy(&rest, bytes, nbytes);
+  if (nbytes > 0) std::memcpy(&rest, bytes, nbytes);  // of nothing `bytes` may be null
   return Add(rest);
 }
 
