@@ -18,20 +18,6 @@
 namespace loadplan {
 namespace {
 
-// Bits as an integer tensor of the dtype's size.
-at::ScalarType BitsOf(at::ScalarType dtype) {
-  switch (c10::elementSize(dtype)) {
-    case 1:
-      return at::kByte;
-    case 2:
-      return at::kShort;
-    case 4:
-      return at::kInt;
-    default:
-      return at::kLong;
-  }
-}
-
 bool HasNaN(at::ScalarType dtype) {
   switch (dtype) {
     case at::kFloat:
@@ -105,6 +91,19 @@ CastBits Ask(at::ScalarType from, at::ScalarType to) {
 }
 
 }  // namespace
+
+at::ScalarType BitsOf(at::ScalarType dtype) {
+  switch (c10::elementSize(dtype)) {
+    case 1:
+      return at::kByte;
+    case 2:
+      return at::kShort;
+    case 4:
+      return at::kInt;
+    default:
+      return at::kLong;
+  }
+}
 
 CastBits CastBitsOf(at::ScalarType from, at::ScalarType to) {
   constexpr auto kCount = static_cast<std::size_t>(at::ScalarType::NumOptions);

@@ -30,6 +30,10 @@ enum class CastBits : std::uint8_t {
   kByPosition,  // the place in the row matters too
 };
 
+// A dtype of whole numbers to compare items by: equal bits are equal, NaN or not. Of the size of
+// `dtype`, and of 8 bytes for larger ones.
+LOADPLAN_API at::ScalarType BitsOf(at::ScalarType dtype);
+
 // On the CPU; other devices convert each item alike. Safe from any thread, in a pass or not.
 LOADPLAN_API CastBits CastBitsOf(at::ScalarType from, at::ScalarType to);
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "backend/cast_bits.h"
 #include "backend/convert.h"
 #include "lifecycle/arrival.h"
 
@@ -25,26 +26,12 @@ StridedLayout LayoutInShard(const at::Tensor& shard, const Box& outer, const Box
   return StridedLayout::Unchecked(offset, box.shape(), std::move(strides), itemsize);
 }
 
-// A dtype of whole numbers to compare items by: equal bits are equal, NaN or not.
-at::ScalarType BitsOf(const at::Tensor& tensor) {
-  switch (tensor.element_size()) {
-    case 1:
-      return at::kByte;
-    case 2:
-      return at::kShort;
-    case 4:
-      return at::kInt;
-    default:
-      return at::kLong;
-  }
-}
-
 // The items of `box` as numbers, in a shard that holds `outer`.
 at::Tensor BitsIn(const at::Tensor& shard, const Box& outer, const Box& box) {
   at::Tensor part = shard.detach();
   // Two halves of a complex number are two items.
   if (shard.element_size() > 8) part = at::view_as_real(part);
-  part = part.view(BitsOf(part));
+  part = part.view(BitsOf(part.scalar_type()));
   for (int d = 0; d < box.rank(); ++d) {
     part = part.narrow(d, box[d].start - outer[d].start, box[d].extent());
   }
