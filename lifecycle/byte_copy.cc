@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "absl/strings/str_format.h"
 #include "backend/cast_bits.h"
 #include "backend/convert.h"
+#include "lifecycle/attempt.h"
 
 namespace loadplan {
 namespace {
@@ -218,18 +218,13 @@ absl::Status CopyMapped(const StridedMap& map, std::span<const CastStep> casts, 
                         const ByteSide& from) {
   if (map.empty()) return absl::OkStatus();
   if (absl::Status status = CheckReach(map, to, from); !status.ok()) return status;
-  try {
+  return Attempt([&] {
     if (casts.size() < 2) {
       CopyBytes(map, to, from);
     } else {
       CopyCasting(map, casts, to, from);
     }
-  } catch (const c10::Error& error) {
-    return absl::InternalError(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
-  return absl::OkStatus();
+  });
 }
 
 StridedMap PackedTo(const StridedMap& map) {

@@ -6,13 +6,13 @@
 
 #include <algorithm>
 #include <cstring>
-#include <exception>
 #include <span>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "geometry/copy_jobs.h"
+#include "lifecycle/attempt.h"
 
 namespace loadplan {
 namespace {
@@ -87,11 +87,9 @@ bool CopyQueue::Queue(const WriteItem& item, const StridedMap& map, const ByteSi
 }
 
 absl::StatusOr<bool> CopyQueue::IsCapturing() const {
-  try {
+  return Attempt([&]() -> absl::StatusOr<bool> {
     return device_.engine->is_capturing(device_.stream());
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
+  });
 }
 
 // What arrives may be a live tensor: then the order of copies counts.
@@ -115,15 +113,10 @@ absl::Status CopyQueue::FlushBefore(StorageId storage, const ByteSide& from) {
 
 absl::Status CopyQueue::Flush() {
   if (items_.empty()) return absl::OkStatus();
-  absl::Status status;
-  try {
+  const absl::Status status = Attempt([&] {
     Run();
     ++num_batches_;
-  } catch (const c10::Error& error) {
-    status = absl::InternalError(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    status = absl::InternalError(error.what());
-  }
+  });
   items_.clear();
   extra_.clear();
   kept_.clear();

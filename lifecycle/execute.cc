@@ -3,12 +3,12 @@
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
-#include <exception>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "backend/convert.h"
+#include "lifecycle/attempt.h"
 
 namespace loadplan {
 namespace {
@@ -236,7 +236,7 @@ absl::Status PlanExecutor::Compute(std::int32_t index, std::vector<at::Tensor>& 
   const Program& program = At(plan_.programs(), index);
   const auto node = traced_->nodes.find(program.node);
   if (node == traced_->nodes.end()) return absl::InternalError("the plan lost it; plan again");
-  try {
+  return Attempt([&] {
     std::vector<at::Tensor> inputs;
     for (std::size_t i = 0; i < program.inputs.size(); ++i) {
       at::Tensor& buffer = At(programs_, index).inputs[i];
@@ -253,12 +253,7 @@ absl::Status PlanExecutor::Compute(std::int32_t index, std::vector<at::Tensor>& 
       at::Tensor restrided = at::empty_strided(meta.sizes, meta.strides, results[i].options());
       results[i] = restrided.copy_(results[i]);
     }
-  } catch (const c10::Error& error) {
-    return absl::InternalError(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
-  return absl::OkStatus();
+  });
 }
 
 absl::Status PlanExecutor::UseResults(std::int32_t index, const std::vector<at::Tensor>& results) {

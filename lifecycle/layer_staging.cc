@@ -4,13 +4,13 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <exception>
 #include <string_view>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "backend/convert.h"
+#include "lifecycle/attempt.h"
 
 namespace loadplan {
 namespace {
@@ -254,18 +254,14 @@ absl::StatusOr<at::Tensor> LayerStaging::Storage(StorageId storage) {
   at::Tensor& bytes = At(storages_, storage);
   if (bytes.defined()) return bytes;
   const Index nbytes = NbytesOf(At(targets_->storages(), storage));
-  try {
-    bytes = NewBytes(nbytes, At(spec_.targets, At(specs_of_storage_, storage).front()).device);
-    nbytes_ += nbytes;
-    peak_nbytes_ = std::max(peak_nbytes_, nbytes_);
-    if (absl::Status status = Initialise(storage, bytes); !status.ok()) return status;
-  } catch (const c10::Error& error) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "`", targets_->NameOf(storage), "` could not be staged: ", error.what_without_backtrace()));
-  } catch (const std::exception& error) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("`", targets_->NameOf(storage), "` could not be staged: ", error.what()));
-  }
+  absl::Status status = Attempt(
+      absl::StrCat("`", targets_->NameOf(storage), "` could not be staged"), [&]() -> absl::Status {
+        bytes = NewBytes(nbytes, At(spec_.targets, At(specs_of_storage_, storage).front()).device);
+        nbytes_ += nbytes;
+        peak_nbytes_ = std::max(peak_nbytes_, nbytes_);
+        return Initialise(storage, bytes);
+      });
+  if (!status.ok()) return status;
   return bytes;
 }
 

@@ -8,8 +8,8 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "lifecycle/attempt.h"
 #include "transfer/exchange_run.h"
-#include "transfer/guarded.h"
 #include "transfer/reader_table.h"
 
 namespace loadplan {
@@ -235,7 +235,7 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
                      "failed with: ",
                      std::string(failure_.message()))));
   }
-  const absl::Status own = Guarded("checking shards", [&] {
+  const absl::Status own = Attempt("checking shards", [&] {
     absl::Status status = problem.ok() ? CheckRoles(shards, session) : problem;
     if (status.ok() && shards != nullptr) status = shards->CheckAgreement();
     return status;
@@ -253,7 +253,7 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
   ++num_updates_;
   // Memory that is being received into stays until the others know.
   std::optional<Run> run;
-  absl::Status status = Guarded("exchanging shards", [&] {
+  absl::Status status = Attempt("exchanging shards", [&] {
     peers_.BeginWatch(key);
     ShardSource* source = shards.get();
     if (roles_.files != nullptr) source = roles_.files.get();

@@ -8,7 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "backend/convert.h"
 #include "geometry/strided_map.h"
-#include "transfer/guarded.h"
+#include "lifecycle/attempt.h"
 
 namespace loadplan {
 namespace {
@@ -56,14 +56,14 @@ absl::Status ShardExchange::Run::PostBatch(std::size_t& next) {
   for (; next < messages.size() && status.ok(); ++next) {
     const Message& message = messages[next];
     if (message.sender == message.receiver) {
-      status = Guarded("copying", [&] { return CopyOwn(message); });
+      status = Attempt("copying", [&] { return CopyOwn(message); });
       continue;
     }
     if (!in_flight_.empty() &&
         in_flight_nbytes_ + message.nbytes > exchange_.options_.max_bytes_in_flight) {
       break;
     }
-    status = Guarded("posting messages", [&] { return Post(message); });
+    status = Attempt("posting messages", [&] { return Post(message); });
   }
   const absl::StatusOr<WorkPtr> shared = exchange_.peers_.EndBatch();
   if (!status.ok()) return status;

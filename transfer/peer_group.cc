@@ -9,8 +9,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "lifecycle/attempt.h"
 #include "lifecycle/byte_copy.h"
-#include "transfer/guarded.h"
 
 namespace loadplan {
 namespace {
@@ -42,7 +42,7 @@ PeerGroup::PeerGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, milliseconds 
       store_(group_->getStore()),
       watched_store_(store_) {
   if (device_.is_cpu()) return;
-  (void)Guarded("", [&] { watched_store_ = store_->clone(); });
+  (void)Attempt([&] { watched_store_ = store_->clone(); });
 }
 
 PeerGroup::~PeerGroup() { EndWatch(); }
@@ -58,7 +58,7 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::AllGather(
   for (std::int32_t r = 0; r < size_; ++r) {
     outputs.front().push_back(at::empty({count}, options.device(device_)));
   }
-  absl::Status status = Guarded(
+  absl::Status status = Attempt(
       absl::StrCat("not all of the ", size_, " ranks came within ", Seconds(timeout_)), [&] {
         c10d::AllgatherOptions gather;
         gather.timeout = timeout_;
@@ -94,14 +94,14 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::Consult(
 // Keys of an earlier exchange, of this object or another one, are in the store still.
 std::int64_t PeerGroup::NextNumber() {
   std::int64_t number = 0;
-  (void)Guarded("", [&] { number = store_->add("loadplan/exchanges", 1); });
+  (void)Attempt([&] { number = store_->add("loadplan/exchanges", 1); });
   return number;
 }
 
 absl::Status PeerGroup::TellProblem(const std::string& key, std::int32_t first,
                                     const absl::Status& own) {
   absl::Status theirs = absl::AbortedError(absl::StrCat("rank ", first, " cannot take part"));
-  (void)Guarded("", [&] {
+  (void)Attempt([&] {
     const std::string text(own.message());
     if (first == rank_) {
       store_->set(key + "/problem", std::vector<std::uint8_t>(text.begin(), text.end()));
@@ -120,7 +120,7 @@ absl::StatusOr<std::string> PeerGroup::Broadcast(const std::string& own, Index n
   at::Tensor bytes = NewBytes(nbytes, at::kCPU);
   if (root == rank_) std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
   std::vector<at::Tensor> tensors = {bytes.to(device_)};
-  absl::Status status = Guarded(absl::StrCat("rank ", root, " did not describe its tensors"), [&] {
+  absl::Status status = Attempt(absl::StrCat("rank ", root, " did not describe its tensors"), [&] {
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.timeout = timeout_;
@@ -134,7 +134,7 @@ absl::StatusOr<std::string> PeerGroup::Broadcast(const std::string& own, Index n
 
 absl::StatusOr<WorkPtr> PeerGroup::Send(const at::Tensor& bytes, std::int32_t to) {
   WorkPtr work;
-  absl::Status status = Guarded(absl::StrCat("sending to rank ", to), [&] {
+  absl::Status status = Attempt(absl::StrCat("sending to rank ", to), [&] {
     std::vector<at::Tensor> tensors = {bytes};
     work = group_->send(tensors, to, kTag);
   });
@@ -144,7 +144,7 @@ absl::StatusOr<WorkPtr> PeerGroup::Send(const at::Tensor& bytes, std::int32_t to
 
 absl::StatusOr<WorkPtr> PeerGroup::Receive(const at::Tensor& bytes, std::int32_t from) {
   WorkPtr work;
-  absl::Status status = Guarded(absl::StrCat("receiving from rank ", from), [&] {
+  absl::Status status = Attempt(absl::StrCat("receiving from rank ", from), [&] {
     std::vector<at::Tensor> tensors = {bytes};
     work = group_->recv(tensors, from, kTag);
   });
@@ -153,7 +153,7 @@ absl::StatusOr<WorkPtr> PeerGroup::Receive(const at::Tensor& bytes, std::int32_t
 }
 
 absl::Status PeerGroup::BeginBatch() {
-  return Guarded("posting messages", [&] {
+  return Attempt("posting messages", [&] {
     is_batch_ = group_->getBackend(device_.type())->supportsCoalescing();
     if (is_batch_) group_->startCoalescing(device_.type());
   });
@@ -164,7 +164,7 @@ absl::StatusOr<WorkPtr> PeerGroup::EndBatch() {
   if (!is_batch_) return work;
   is_batch_ = false;
   absl::Status status =
-      Guarded("posting messages", [&] { work = group_->endCoalescing(device_.type()); });
+      Attempt("posting messages", [&] { work = group_->endCoalescing(device_.type()); });
   if (!status.ok()) return status;
   return work;
 }
@@ -179,7 +179,7 @@ absl::Status PeerGroup::Wait(const WorkPtr& work) {
   }
   bool is_done = false;
   absl::Status status =
-      Guarded("a message did not get through", [&] { is_done = work->wait(timeout_); });
+      Attempt("a message did not get through", [&] { is_done = work->wait(timeout_); });
   {
     const std::lock_guard lock(mutex_);
     waiting_.erase(place);
@@ -194,7 +194,7 @@ void PeerGroup::BeginWatch(const std::string& key) {
   EndWatch();
   // All ranks have left the exchange before this one.
   if (rank_ == 0 && !key_.empty()) {
-    (void)Guarded("", [&] {
+    (void)Attempt([&] {
       for (const char* suffix : {"/done", "/left", "/progress"}) store_->deleteKey(key_ + suffix);
     });
   }
@@ -222,7 +222,7 @@ void PeerGroup::Watch() {
       if (stop_changed_.wait_for(lock, kWatchInterval, [this] { return stop_; })) return;
     }
     std::optional<std::string> failure;
-    const absl::Status status = Guarded("the store of the process group is gone", [&] {
+    const absl::Status status = Attempt("the store of the process group is gone", [&] {
       if (const std::int64_t now = progress_; now != noted) {
         watched_store_->add(key_ + "/progress", 1);
         noted = now;
@@ -241,7 +241,7 @@ void PeerGroup::Abort(const std::string& reason) {
   if (stop_) return;
   interrupted_ = reason;
   for (const WorkPtr& work : waiting_) {
-    (void)Guarded("abort", [&] { work->abort(); });
+    (void)Attempt("abort", [&] { work->abort(); });
   }
 }
 
@@ -260,7 +260,7 @@ std::optional<std::string> PeerGroup::ReadFailure(c10d::Store& store) const {
 absl::Status PeerGroup::Fail(const absl::Status& status) {
   if (absl::Status interrupted = Interrupted(); !interrupted.ok()) return interrupted;
   absl::Status first = status;
-  (void)Guarded("", [&] {
+  (void)Attempt([&] {
     const std::string mine = absl::StrCat("rank ", rank_, ": ", std::string(status.message()));
     if (std::optional<std::string> theirs = ReadFailure(*store_)) {
       first = absl::AbortedError(*theirs);
@@ -274,7 +274,7 @@ absl::Status PeerGroup::Fail(const absl::Status& status) {
 absl::Status PeerGroup::AwaitAll() {
   const std::string done = key_ + "/done";
   absl::Status status;
-  absl::Status reached = Guarded("the store of the process group is gone", [&] {
+  absl::Status reached = Attempt("the store of the process group is gone", [&] {
     std::int64_t arrived = store_->add(done, 1);
     std::int64_t progress = 0;
     auto deadline = std::chrono::steady_clock::now() + timeout_;

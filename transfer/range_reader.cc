@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "transfer/guarded.h"
+#include "lifecycle/attempt.h"
 #include "transfer/read_fully.h"
 
 namespace loadplan {
@@ -92,7 +92,7 @@ void RangeReader::Work() {
     if (task.group->status.ok()) {
       ++num_running_;
       lock.unlock();
-      status = Guarded(*task.job.path, [&] { return Read(task.job, bounce); });
+      status = Attempt(*task.job.path, [&] { return Read(task.job, bounce); });
       lock.lock();
       --num_running_;
     }

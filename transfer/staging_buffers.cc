@@ -4,10 +4,10 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
-#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lifecycle/attempt.h"
 #include "lifecycle/byte_copy.h"
 
 namespace loadplan {
@@ -31,14 +31,10 @@ at::Tensor StagingBuffers::Take(Index nbytes) {
 
 absl::StatusOr<at::Tensor> StagingBuffers::Readable(const at::Tensor& buffer) const {
   if (!copies_.has_value()) return buffer;
-  try {
+  return Attempt([&]() -> absl::StatusOr<at::Tensor> {
     const at::Tensor there = NewBytes(buffer.numel(), copies_->device);
     return there.copy_(buffer, /*non_blocking=*/true);
-  } catch (const c10::Error& error) {
-    return absl::InternalError(error.what_without_backtrace());
-  } catch (const std::exception& error) {
-    return absl::InternalError(error.what());
-  }
+  });
 }
 
 void StagingBuffers::GiveBack(at::Tensor buffer) {
