@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ._library import CODE_OF, DTYPE_OF
-from ._sessions import session_of
+from ._sessions import Session, session_of
 from ._steps import step
 from .plan import LoadPlan
 from .reload import load_planned
@@ -41,66 +41,97 @@ def broadcast_weights(
     import torch.distributed as dist
 
     wire = _Wire(group, source)
-    if (dist.get_rank(group) == source) != (weights is not None):
-        raise ValueError(f"rank {source} gives `weights`, the others `model` and `plan`")
-    if weights is not None:
-        sent = _send(wire, weights, bucket_nbytes)
+    if dist.get_rank(group) == source:
+        sent = _send(wire, weights, model, bucket_nbytes)
         wire.compare("")
         return sent
-    if model is None or plan is None:
-        raise TypeError("a rank that receives gives its model and its plan")
+    session: Session | None = None
     problem: Exception | None = None
+    failure: Exception | None = None
     received = 0
     try:
-        with step(session_of(model), "broadcast_weights"):
-            session_of(model).begin(plan)
+        if model is None or plan is None or weights is not None:
+            raise TypeError("a rank that receives gives its model and its plan, and no weights")
+        session = session_of(model)
+        with step(session, "broadcast_weights"):
+            session.begin(plan)
     except Exception as error:
         problem = error
     try:
         for bucket in wire.buckets():
             received += sum(tensor.nbytes for _, tensor in bucket)
-            if problem is not None:
+            if problem is not None or model is None or plan is None:
                 continue
             try:
                 load_planned(model, plan, bucket)
             except Exception as error:  # buckets go on coming; the others are told at the end
                 problem = error
-    except RuntimeError as failure:
-        _fail(model, failure)
-    try:
         wire.compare("" if problem is None else f"{type(problem).__name__}: {problem}")
-    except RuntimeError as failure:
-        if problem is not None:
-            raise problem from None
-        _fail(model, failure)
+    except RuntimeError as error:
+        failure = error
+    if problem is not None:
+        raise problem
+    if failure is not None and session is not None:
+        with step(session, "broadcast_weights"):
+            session.handle.fail(str(failure))
     return received
 
 
-def _fail(model: Model, failure: RuntimeError) -> None:
-    session = session_of(model)
-    with step(session, "broadcast_weights"):
-        session.handle.fail(str(failure))
-
-
-def _send(wire: _Wire, weights: Iterable[tuple[str, Tensor]], bucket_nbytes: int) -> int:
+def _send(
+    wire: _Wire,
+    weights: Iterable[tuple[str, Tensor]] | None,
+    model: Model | None,
+    bucket_nbytes: int,
+) -> int:
     sent = 0
     try:
-        bucket: list[tuple[str, Tensor]] = []
-        nbytes = 0
+        if weights is None or model is not None:
+            raise ValueError(
+                f"rank {wire.source} gives `weights` and no model, the others `model` and `plan`"
+            )
+        bucket = _Bucket(wire.device, bucket_nbytes)
         for name, tensor in weights:
-            if bucket and nbytes + tensor.nbytes > bucket_nbytes:
+            if not bucket.fits(tensor):
                 wire.send_bucket(bucket)
-                bucket, nbytes = [], 0
-            bucket.append((name, tensor.detach()))
-            nbytes += tensor.nbytes + ALIGNMENT
+            bucket.add(name, tensor)
             sent += tensor.nbytes
-        if bucket:
+        if bucket.places:
             wire.send_bucket(bucket)
     except BaseException as error:
-        wire.send(FAILED, f"{type(error).__name__}: {error}".encode())
+        wire.send(FAILED, f"{type(error).__name__}: {error}".encode(errors="replace"))
         raise
     wire.send(END, b"")
     return sent
+
+
+class _Bucket:
+    """Tensors that are sent together.  Each is copied at once: its memory may be used again."""
+
+    def __init__(self, device: torch.device, nbytes: int) -> None:
+        self.places: list[tuple[str, int, list[int], int]] = []  # name, dtype, shape, start
+        self.end = 0
+        self._nbytes = nbytes
+        self._flat = torch.empty(0, dtype=torch.uint8, device=device)
+
+    @property
+    def flat(self) -> Tensor:
+        return self._flat[: self.end]
+
+    def fits(self, tensor: Tensor) -> bool:
+        return not self.places or self.end + tensor.nbytes <= self._nbytes
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        start, self.end = self.end, self.end + -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        if self._flat.numel() < self.end:
+            # Grows to the size of a bucket, and beyond it for a tensor that is larger.
+            larger = self._flat.new_empty(max(self.end, min(2 * self.end, self._nbytes)))
+            larger[:start].copy_(self._flat[:start])
+            self._flat = larger
+        _view(self._flat, start, tensor.dtype, tuple(tensor.shape)).copy_(tensor.detach())
+        self.places.append((name, CODE_OF[tensor.dtype], list(tensor.shape), start))
+
+    def clear(self) -> None:
+        self.places, self.end = [], 0
 
 
 class _Wire:
@@ -128,16 +159,9 @@ class _Wire:
         if payload is not None and nbytes:
             self._broadcast(payload)
 
-    def send_bucket(self, bucket: list[tuple[str, Tensor]]) -> None:
-        places = []
-        end = 0
-        for name, tensor in bucket:
-            places.append((name, CODE_OF[tensor.dtype], list(tensor.shape), end))
-            end += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        flat = torch.empty(end, dtype=torch.uint8, device=self.device)
-        for (_, tensor), (_, _, _, start) in zip(bucket, places, strict=True):
-            _view(flat, start, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
-        self.send(BUCKET, json.dumps(places).encode(), flat)
+    def send_bucket(self, bucket: _Bucket) -> None:
+        self.send(BUCKET, json.dumps(bucket.places).encode(), bucket.flat)
+        bucket.clear()
 
     def buckets(self) -> Iterator[list[tuple[str, Tensor]]]:
         while True:
