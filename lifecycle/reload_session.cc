@@ -86,6 +86,11 @@ bool ReloadSession::HasPlan(const BoundPlan* plan) const {
          (plan == nullptr || plan_.get() == plan);
 }
 
+std::vector<at::Tensor> ReloadSession::LiveStorages() const {
+  const std::lock_guard lock(mutex_);
+  return plan_ == nullptr ? std::vector<at::Tensor>() : plan_->targets->storages();
+}
+
 absl::Status ReloadSession::Deliver(std::string_view name, const at::Tensor& tensor) {
   return Guarded([&]() -> absl::Status {
     absl::Status status = DeliverLocked(name, tensor);

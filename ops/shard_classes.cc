@@ -1,5 +1,6 @@
 #include "ops/shard_classes.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -26,7 +27,9 @@ std::int64_t ShardSetClass::add_geometry(const Ints& shape, std::int64_t dtype,
     for (std::size_t d = 0; d < shape.size(); ++d) {
       intervals.push_back({pieces[at + 1 + 2 * d], pieces[at + 2 + 2 * d]});
     }
-    geometry.pieces.push_back({static_cast<std::int32_t>(pieces[at]), Box(std::move(intervals))});
+    // What does not fit is refused with the tensor's name, by check().
+    const std::int64_t rank = std::clamp<std::int64_t>(pieces[at], -1, kMaxRanks);
+    geometry.pieces.push_back({static_cast<std::int32_t>(rank), Box(std::move(intervals))});
   }
   return shards_->AddGeometry(std::move(geometry));
 }
@@ -41,6 +44,10 @@ void ShardSetClass::add(const std::string& name, std::int64_t geometry, const In
   Raise(shards_->Add(name, static_cast<std::int32_t>(geometry), std::move(local)));
 }
 
+void ShardSetClass::replace(const std::string& name, const std::vector<at::Tensor>& tensors) {
+  Raise(shards_->Replace(name, tensors));
+}
+
 void ShardSetClass::check() { Raise(CheckCovers(*Value(shards_->Table()))); }
 
 ShardExchangeClass::ShardExchangeClass(Group group, double timeout,
@@ -48,7 +55,9 @@ ShardExchangeClass::ShardExchangeClass(Group group, double timeout,
     : group_(std::move(group)) {
   TORCH_CHECK_VALUE(timeout > 0 && max_bytes_in_flight > 0 && bucket_nbytes > 0,
                     "`timeout`, `max_bytes_in_flight` and `bucket_nbytes` have to be positive");
-  options_.timeout = std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1000));
+  // Years: more than that overflows where it is added to a time.
+  options_.timeout =
+      std::chrono::milliseconds(static_cast<std::int64_t>(std::min(timeout, 1e8) * 1000));
   options_.max_bytes_in_flight = max_bytes_in_flight;
   options_.schedule.bucket_nbytes = bucket_nbytes;
   options_.schedule.solo_nbytes = std::max<Index>(bucket_nbytes / 8, 1);
@@ -96,6 +105,7 @@ void DefineShardSet(torch::Library& library) {
       .def(torch::init<>())
       .def("add_geometry", &ShardSetClass::add_geometry)
       .def("add", &ShardSetClass::add)
+      .def("replace", &ShardSetClass::replace)
       .def("check", &ShardSetClass::check);
 }
 

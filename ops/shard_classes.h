@@ -29,6 +29,8 @@ class ShardSetClass : public torch::CustomClassHolder {
   // `pieces`: which pieces of the geometry `tensors` are.
   void add(const std::string& name, std::int64_t geometry, const Ints& pieces,
            const std::vector<at::Tensor>& tensors);
+  // Other tensors for the same pieces.
+  void replace(const std::string& name, const std::vector<at::Tensor>& tensors);
   // Raises where a name is no exact cover.
   void check();
 

@@ -117,6 +117,17 @@ std::int64_t DigestOf(const Schedule& schedule) {
   return Digest(text);
 }
 
+// Also whether what this process has of replicas is the same.
+absl::Status BeginRead(ShardSet& shards, const ReloadSession* session) {
+  absl::Status status = shards.BeginRead(session == nullptr ? std::vector<at::Tensor>()
+                                                            : session->LiveStorages());
+  return status.ok() ? shards.CheckAgreement() : status;
+}
+
+struct EndsRead {
+  void operator()(ShardSet* shards) const { shards->EndRead(); }
+};
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardExchange>> ShardExchange::Connect(
@@ -237,8 +248,7 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
   }
   const absl::Status own = Attempt("checking shards", [&] {
     absl::Status status = problem.ok() ? CheckRoles(shards, session) : problem;
-    if (status.ok() && shards != nullptr) status = shards->CheckAgreement();
-    return status;
+    return status.ok() && shards != nullptr ? BeginRead(*shards, session) : status;
   });
   std::string key;
   const std::array<std::int64_t, 2> header = {digest_, num_updates_};
@@ -283,15 +293,15 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
   absl::StatusOr<GeometryTable> needed = NeededTable(plan, receiver);
   if (!needed.ok()) return session.FailWith(needed.status());
   std::vector<RankTables> ranks(static_cast<std::size_t>(receiver) + 1);
-  for (std::int32_t r = 0; r < receiver; ++r) {
-    ranks[static_cast<std::size_t>(r)].held = *held;
-    absl::Status status = shards.CheckPresent(r);
-    if (!status.ok()) return session.FailWith(status);
-  }
+  for (std::size_t r = 0; r + 1 < ranks.size(); ++r) ranks[r].held = *held;
   ranks.back().needed = std::make_shared<const GeometryTable>(*std::move(needed));
-  const absl::StatusOr<Schedule> schedule = Schedule::Make(ranks, {});
+  // Ranks are names here: there may be few of them, and large ones.
+  const absl::StatusOr<Schedule> schedule = Schedule::Make(ranks, {.counts_traffic = false});
   if (!schedule.ok()) return session.FailWith(schedule.status());
-  if (absl::Status status = shards.CheckAgreement(); !status.ok()) return session.FailWith(status);
+  const std::unique_ptr<ShardSet, EndsRead> read(shards.get());
+  if (absl::Status status = BeginRead(shards, &session); !status.ok()) {
+    return session.FailWith(status);
+  }
   Landing landing(*schedule, schedule->NumPartsTo(receiver), session);
   absl::Status status = landing.CompleteEmpty(plan, EntriesWithoutParts(*schedule, receiver, plan));
   for (const Message& message : schedule->MessagesOf(receiver)) {
@@ -308,3 +318,7 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
 }
 
 }  // namespace loadplan
+  const std::unique_ptr<ShardSet, EndsRead> read(&shards);
+  if (absl::Status status = shards.CheckPresent(std::nullopt); !status.ok()) {
+    return session.FailWith(status);
+  }

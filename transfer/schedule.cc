@@ -83,7 +83,7 @@ absl::StatusOr<Schedule> Schedule::Make(std::span<const RankTables> ranks,
     CutChunks(name_class, options.bucket_nbytes);
   }
   schedule.DealOut();
-  schedule.CountTraffic();
+  if (options.counts_traffic) schedule.CountTraffic();
   return schedule;
 }
 
@@ -143,7 +143,8 @@ void Schedule::CountTraffic() {
         const std::int32_t turns = (name_class.count - j + num - 1) / num;
         const Index nbytes = item.nbytes * turns;
         At(holds, sender) = 1;
-        At(traffic.links, sender * num_ranks() + item.receiver) += nbytes;
+        traffic.links[static_cast<std::size_t>(sender) * n + static_cast<std::size_t>(item.receiver)] +=
+            nbytes;
         if (sender == item.receiver) {
           traffic.local_nbytes += nbytes;
           continue;

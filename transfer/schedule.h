@@ -46,6 +46,8 @@ struct ScheduleOptions {
   Index solo_nbytes = Index{1} << 20;
   // Whether each tensor that is held has to be held whole, also where nobody needs it.
   bool must_cover = true;
+  // Without, traffic() has no more than the number of ranks; it is quadratic in that.
+  bool counts_traffic = true;
 };
 
 // A chunk of a name: an index into Schedule::names(), and one into the chunks of its class.

@@ -38,6 +38,50 @@ at::Tensor BitsIn(const at::Tensor& shard, const Box& outer, const Box& box) {
   return part;
 }
 
+Index AddressOf(const at::Tensor& tensor) {
+  return static_cast<Index>(reinterpret_cast<std::intptr_t>(tensor.storage().data()));
+}
+
+// Where the elements of a tensor lie; nothing where it has none.
+ByteRange MemoryOf(const at::Tensor& tensor) {
+  if (tensor.numel() == 0) return {};
+  const auto itemsize = static_cast<Index>(tensor.element_size());
+  const Index start = AddressOf(tensor) + tensor.storage_offset() * itemsize;
+  Index last = 0;
+  for (int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
+  return {start, start + (last + 1) * itemsize};
+}
+
+bool HasMemory(const at::Tensor& tensor) {
+  const Index start = AddressOf(tensor);
+  const auto nbytes = static_cast<Index>(tensor.storage().nbytes());
+  return tensor.numel() == 0 || (start != 0 && MemoryOf(tensor).stop <= start + nbytes);
+}
+
+// Memory of storages, to find what shares it.
+class MemoryRanges {
+ public:
+  explicit MemoryRanges(std::span<const at::Tensor> storages) {
+    for (const at::Tensor& tensor : storages) {
+      if (tensor.is_meta()) continue;
+      const Index start = AddressOf(tensor);
+      const auto nbytes = static_cast<Index>(tensor.storage().nbytes());
+      if (nbytes > 0) ranges_.push_back({start, start + nbytes});
+    }
+    std::ranges::sort(ranges_, {}, &ByteRange::start);
+  }
+
+  bool Meet(const at::Tensor& tensor) const {
+    if (ranges_.empty()) return false;
+    const ByteRange range = MemoryOf(tensor);
+    const auto next = std::ranges::upper_bound(ranges_, range.start, {}, &ByteRange::stop);
+    return range.start < range.stop && next != ranges_.end() && next->start < range.stop;
+  }
+
+ private:
+  std::vector<ByteRange> ranges_;  // of different storages: they share nothing
+};
+
 absl::Status IsNotHere(const std::string& name, std::int32_t rank, const Box& box) {
   return absl::InvalidArgumentError(
       absl::StrCat("the shard ", ToString(box), " of `", name, "` on rank ", rank,
@@ -58,25 +102,70 @@ StridedLayout LayoutOfBox(const Box& box, const DimVector& shape, Index itemsize
   return StridedLayout::Unchecked(offset, box.shape(), std::move(strides), itemsize);
 }
 
+absl::Status ShardSet::CheckShard(const std::string& name, const TensorGeometry& geometry,
+                                  const LocalShard& shard) {
+  const ShardPiece& piece = geometry.pieces[static_cast<std::size_t>(shard.piece)];
+  // As if it were declared with the shape of its box.
+  const SourceTensor declared{name, piece.box.shape(), geometry.dtype};
+  absl::Status status = CheckDeclared(declared, shard.tensor, /*needs_memory=*/true);
+  if (status.ok() && !HasMemory(shard.tensor)) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("`", name, "` has lost its memory: its storage was made smaller"));
+  }
+  if (status.ok()) return status;
+  return absl::InvalidArgumentError(absl::StrCat("the shard ", ToString(piece.box), " of rank ",
+                                                 piece.rank, ": ",
+                                                 std::string(status.message())));
+}
+
 absl::Status ShardSet::Add(const std::string& name, std::int32_t geometry,
                            std::vector<LocalShard> shards) {
   if (table_ != nullptr) return absl::InternalError("shards were added to a set that is in use");
   const TensorGeometry& of = builder_.geometries()[static_cast<std::size_t>(geometry)];
-  for (LocalShard& shard : shards) {
-    const ShardPiece& piece = of.pieces[static_cast<std::size_t>(shard.piece)];
-    // As if it were declared with the shape of its box.
-    const SourceTensor declared{name, piece.box.shape(), of.dtype};
-    absl::Status status = CheckDeclared(declared, shard.tensor, /*needs_memory=*/true);
-    if (!status.ok()) {
-      return absl::InvalidArgumentError(absl::StrCat("the shard ", ToString(piece.box), " of rank ",
-                                                     piece.rank, ": ",
-                                                     std::string(status.message())));
-    }
-    shard.tensor = shard.tensor.resolve_conj().resolve_neg();
+  for (const LocalShard& shard : shards) {
+    if (absl::Status status = CheckShard(name, of, shard); !status.ok()) return status;
   }
   builder_.Add(name, geometry);
   entries_.insert_or_assign(name, Entry{geometry, std::move(shards)});
   return absl::OkStatus();
+}
+
+absl::Status ShardSet::Replace(const std::string& name, const std::vector<at::Tensor>& tensors) {
+  const auto found = entries_.find(name);
+  if (found == entries_.end() || found->second.shards.size() != tensors.size()) {
+    return absl::InternalError(absl::StrCat("`", name, "` has other shards"));
+  }
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    found->second.shards[i].tensor = tensors[i];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardSet::BeginRead(std::span<const at::Tensor> live) {
+  EndRead();
+  const MemoryRanges written(live);
+  for (auto& [name, entry] : entries_) {
+    for (LocalShard& shard : entry.shards) {
+      if (absl::Status status = CheckShard(name, GeometryOf(entry), shard); !status.ok()) {
+        return status;
+      }
+      if (written.Meet(shard.tensor)) {
+        shard.copy = shard.tensor.detach().clone();
+      } else if (shard.tensor.is_conj() || shard.tensor.is_neg()) {
+        shard.copy = shard.tensor.detach();
+      } else {
+        continue;
+      }
+      shard.copy = shard.copy.resolve_conj().resolve_neg();
+      copied_.push_back(&shard);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void ShardSet::EndRead() {
+  for (LocalShard* shard : copied_) shard->copy = at::Tensor();
+  copied_.clear();
 }
 
 absl::StatusOr<std::shared_ptr<const GeometryTable>> ShardSet::Table() {
@@ -98,16 +187,16 @@ absl::StatusOr<LocalBytes> ShardSet::Find(std::string_view name, std::int32_t ra
     for (const LocalShard& shard : entry.shards) {
       const ShardPiece& piece = GeometryOf(entry).pieces[static_cast<std::size_t>(shard.piece)];
       if (piece.rank != rank || Intersect(piece.box, box) != box) continue;
-      return LocalBytes{LayoutInShard(shard.tensor, piece.box, box),
-                        ByteSide::OfElements(shard.tensor)};
+      return LocalBytes{LayoutInShard(shard.readable(), piece.box, box),
+                        ByteSide::OfElements(shard.readable())};
     }
   }
   return IsNotHere(std::string(name), rank, box);
 }
 
-absl::Status ShardSet::CheckPresent(std::int32_t rank) {
+absl::Status ShardSet::CheckPresent(std::optional<std::int32_t> rank) {
   const auto is_wanted = [&](const ShardPiece& piece) {
-    return piece.rank == rank && piece.box.num_elements() > 0;
+    return piece.rank == rank.value_or(piece.rank) && piece.box.num_elements() > 0;
   };
   std::vector<std::int64_t> wanted;
   for (const TensorGeometry& geometry : builder_.geometries()) {
@@ -121,7 +210,7 @@ absl::Status ShardSet::CheckPresent(std::int32_t rank) {
     if (present >= wanted[static_cast<std::size_t>(entry.geometry)]) continue;
     for (const ShardPiece& piece : pieces) {
       if (!is_wanted(piece)) continue;
-      if (absl::Status status = Find(name, rank, piece.box).status(); !status.ok()) return status;
+      if (absl::Status status = Find(name, piece.rank, piece.box).status(); !status.ok()) return status;
     }
   }
   return absl::OkStatus();
@@ -147,7 +236,7 @@ absl::Status ShardSet::CheckAgreement(const std::string& name, const Entry& entr
   for (const LocalShard& shard : entry.shards) {
     if (std::ranges::find(shared.pieces, shard.piece) == shared.pieces.end()) continue;
     const ShardPiece& piece = pieces[static_cast<std::size_t>(shard.piece)];
-    const at::Tensor bits = BitsIn(shard.tensor, piece.box, shared.box);
+    const at::Tensor bits = BitsIn(shard.readable(), piece.box, shared.box);
     if (first == nullptr) {
       first = &shard;
       expected = bits;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -35,13 +36,18 @@ class ShardSource {
                                           const Box& box) = 0;
 };
 
-// Names are added first; after Table() nothing is.
+// Names are added first; after Table() nothing is. Tensors are read when they are sent, so that
+// those that are updated in place stay valid, and those whose memory was exchanged (`p.data = x`)
+// as well: each update begins with BeginRead.
 class LOADPLAN_API ShardSet : public ShardSource {
  public:
   // ShardPiece `piece` of a geometry, as a tensor of the shape of its box and any strides.
   struct LocalShard {
     std::int32_t piece = 0;
     at::Tensor tensor;
+    at::Tensor copy;  // while it is read in place of `tensor`
+
+    const at::Tensor& readable() const { return copy.defined() ? copy : tensor; }
   };
 
   // The index of `geometry`: the same for equal ones.
@@ -54,12 +60,19 @@ class LOADPLAN_API ShardSet : public ShardSource {
 
   // InvalidArgument where a name was added twice.
   absl::StatusOr<std::shared_ptr<const GeometryTable>> Table();
+  // Other tensors for the pieces that `name` was added with, in the same order.
+  absl::Status Replace(const std::string& name, const std::vector<at::Tensor>& tensors);
+
+  // Looks at all tensors again. What lies in the memory of `live`, storages that are about to be
+  // written, is copied. InvalidArgument as in Add, and where a tensor has lost its memory.
+  absl::Status BeginRead(std::span<const at::Tensor> live);
+  void EndRead();  // gives the copies back
 
   // InvalidArgument where this process does not have it.
   absl::StatusOr<LocalBytes> Find(std::string_view name, std::int32_t rank,
                                   const Box& box) override;
-  // InvalidArgument, naming a piece of `rank` whose tensor this process does not have.
-  absl::Status CheckPresent(std::int32_t rank);
+  // InvalidArgument, naming a piece of `rank` (none: of any) whose tensor this process does not have.
+  absl::Status CheckPresent(std::optional<std::int32_t> rank);
   // Whether shards that overlap hold the same bytes there, as far as this process has both.
   // InvalidArgument, naming the tensor, the box and two ranks that disagree.
   absl::Status CheckAgreement();
@@ -70,12 +83,15 @@ class LOADPLAN_API ShardSet : public ShardSource {
     std::vector<LocalShard> shards;
   };
   const TensorGeometry& GeometryOf(const Entry& entry) const;
+  static absl::Status CheckShard(const std::string& name, const TensorGeometry& geometry,
+                                 const LocalShard& shard);
   // The boxes of a geometry that several of its pieces hold.
   const std::vector<PieceBox>& SharedBoxesOf(std::int32_t geometry);
   absl::Status CheckAgreement(const std::string& name, const Entry& entry, const PieceBox& shared);
 
   GeometryTableBuilder builder_;
   absl::flat_hash_map<std::string, Entry> entries_;
+  std::vector<LocalShard*> copied_;  // shards that are read from a copy
   std::shared_ptr<const GeometryTable> table_;
   absl::flat_hash_map<std::int32_t, std::vector<PieceBox>> shared_boxes_;  // as they are asked for
 };

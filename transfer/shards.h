@@ -44,10 +44,12 @@ struct PieceBox {
 // Example: rows [0:3) and [2:4) are [0:2), [2:3) of both, and [3:4).
 //
 // InvalidArgument, naming the tensor and the box: a box outside of `shape` or of another rank, a
-// box that one rank holds twice, overlaps that make more than kMaxCuts boxes.
+// box that one rank holds twice, a rank from kMaxRanks on, overlaps that make more than kMaxCuts
+// boxes.
 LOADPLAN_API absl::StatusOr<std::vector<PieceBox>> DisjointBoxes(
     const std::string& name, const DimVector& shape, std::span<const ShardPiece> pieces);
 inline constexpr std::size_t kMaxCuts = std::size_t{1} << 12;
+inline constexpr std::int32_t kMaxRanks = std::int32_t{1} << 20;
 
 // The same boxes with the ranks that hold them: the owners of a box are replicas of it, whether
 // their pieces are equal or overlap. InvalidArgument as DisjointBoxes and, with `must_cover`, where

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from ._dtensor import boxes_of_dtensor, is_dtensor
 from ._library import CODE_OF, classes
-from .metadata import ParamMeta
+from .metadata import ParamMeta, Source, metadata
 
 if TYPE_CHECKING:
     from .layout import ParallelLayout
@@ -33,17 +34,20 @@ class Shards:
     bytes of both, it compares them before an update.  A shard of another shape or dtype than its
     box is refused.
 
-    Tensors are read when they are sent: shards that are updated in place stay valid.
+    Tensors are read when they are sent: shards that are updated in place stay valid, and so do
+    parameters that were moved (``p.data = x``, ``module.to(...)``), as long as they are given
+    themselves and not as ``p.data``.
     """
 
     def __init__(
         self,
         pieces: Mapping[str, Iterable[Piece]],
-        metas: Iterable[ParamMeta] | None = None,
+        metas: Source | None = None,
     ) -> None:
         self._handle: Any = classes.ShardSet()
         self._geometries: dict[Any, int] = {}
-        declared = {meta.name: meta for meta in metas or ()}
+        self._locals: list[_Local] = []
+        declared = {} if metas is None else {meta.name: meta for meta in metadata(metas)}
         for name, of_name in pieces.items():
             self._add_explicit(name, list(of_name), declared.get(name))
         # Empty: the other constructors fill it, and nothing is added to a set that was checked.
@@ -83,7 +87,7 @@ class Shards:
                 key = ("whole", tensor.shape, tensor.dtype, tuple(holders))
                 index = shards._geometry(key, tensor.shape, tensor.dtype, pieces)
                 mine = [holders.index(me)] if me in holders else []
-                shards._handle.add(name, index, mine, [tensor.detach()] * len(mine))
+                shards._hold(name, index, mine, [tensor] * len(mine))
         shards._handle.check()
         return shards
 
@@ -107,7 +111,7 @@ class Shards:
     @classmethod
     def of_layout(
         cls,
-        metas: Iterable[ParamMeta],
+        metas: Source,
         layout: ParallelLayout,
         tensors: Mapping[str, Tensor],
         rank: int,
@@ -117,14 +121,14 @@ class Shards:
         ``tensors`` are those that ``rank`` holds, by the name of the checkpoint tensor.
         """
         shards = cls({})
-        for meta in metas:
+        for meta in metadata(metas):
             pieces = layout.pieces(meta)
             key = (tuple(meta.shape), meta.dtype, tuple(pieces))
             index = shards._geometry(key, meta.shape, meta.dtype, pieces)
             mine = [i for i, (holder, _) in enumerate(pieces) if holder == rank]
             if mine and meta.name not in tensors:
                 raise ValueError(f"rank {rank} holds a shard of `{meta.name}`; give its tensor")
-            shards._handle.add(meta.name, index, mine, [tensors[meta.name].detach() for _ in mine])
+            shards._hold(meta.name, index, mine, [tensors[meta.name] for _ in mine])
         shards._handle.check()
         return shards
 
@@ -153,32 +157,83 @@ class Shards:
     def _add_explicit(self, name: str, pieces: list[Piece], meta: ParamMeta | None) -> None:
         if not pieces:
             raise ValueError(f"`{name}` has no shards")
+        pieces = [_checked_piece(name, piece) for piece in pieces]
         if meta is not None:
             shape, dtype = tuple(meta.shape), meta.dtype
         else:
             shape = _hull(name, [box for _, box, _ in pieces])
             dtype = _common_dtype(name, pieces)
-        boxes = [(rank, tuple((start, stop) for start, stop in box)) for rank, box, _ in pieces]
+        boxes = [(rank, box) for rank, box, _ in pieces]
         index = self._geometry((shape, dtype, tuple(boxes)), shape, dtype, boxes)
         here = [(i, tensor) for i, (_, _, tensor) in enumerate(pieces) if tensor is not None]
-        self._handle.add(name, index, [i for i, _ in here], [t.detach() for _, t in here])
+        self._hold(name, index, [i for i, _ in here], [tensor for _, tensor in here])
 
     def _add_dtensor(self, name: str, tensor: Any, me: int, renumber: Callable[[int], int]) -> None:
         boxes = boxes_of_dtensor(name, tensor)
         pieces = [(renumber(rank), box) for rank, of_rank in boxes.items() for box, _ in of_rank]
         key = (tuple(tensor.shape), tensor.dtype, tensor.device_mesh, tensor.placements)
         index = self._geometry(key, tensor.shape, tensor.dtype, pieces)
-        local = tensor.to_local().detach()
-        mine: list[int] = []
-        tensors: list[Tensor] = []
+        local = _Local(name, tensor, [where for _, where in boxes.get(me, [])])
         position = 0
+        mine: list[int] = []
         for rank, of_rank in boxes.items():
-            for _, where in of_rank:
-                if rank == me:
-                    mine.append(position)
-                    tensors.append(local[where])
-                position += 1
-        self._handle.add(name, index, mine, tensors)
+            if rank == me:
+                mine = list(range(position, position + len(of_rank)))
+            position += len(of_rank)
+        self._hold(name, index, mine, local.parts())
+        if mine:
+            self._locals.append(local)
+
+    def _hold(self, name: str, geometry: int, pieces: list[int], tensors: list[Tensor]) -> None:
+        # Parameters as they are: where one is moved the library sees it.
+        kept = [tensor if tensor.is_leaf else tensor.detach() for tensor in tensors]
+        self._handle.add(name, geometry, pieces, kept)
+
+    def _up_to_date(self) -> Any:
+        """The library's shards, with the tensors that DTensors have now."""
+        for local in self._locals:
+            if local.has_moved():
+                self._handle.replace(local.name, local.parts())
+        return self._handle
+
+
+class _Local:
+    """The parts of a DTensor's local tensor, which is exchanged where the DTensor is moved."""
+
+    __slots__ = ("_address", "_known", "_tensor", "_where", "name")
+
+    def __init__(self, name: str, tensor: Any, where: list[tuple[slice, ...]]) -> None:
+        self.name = name
+        self._tensor = tensor
+        self._where = where
+
+    def parts(self) -> list[Tensor]:
+        local = self._local()
+        self._known, self._address = local, local.data_ptr()
+        return [local[where] for where in self._where]
+
+    def has_moved(self) -> bool:
+        local = self._local()
+        return local is not self._known or local.data_ptr() != self._address
+
+    @torch.no_grad()
+    def _local(self) -> Tensor:
+        return self._tensor.to_local().detach()
+
+
+def _checked_piece(name: str, piece: Any) -> Piece:
+    try:
+        rank, box, tensor = piece
+        whole = operator.index(rank)
+        box = tuple((operator.index(start), operator.index(stop)) for start, stop in box)
+    except (TypeError, ValueError):
+        whole, box, tensor = 0, (), ...
+    if not (tensor is None or isinstance(tensor, Tensor)):
+        raise TypeError(
+            f"{piece!r:.60} is no shard of `{name}`; expected (rank, box, tensor), a box being one "
+            "(start, stop) for each dimension and the tensor None where it is in another process"
+        )
+    return whole, box, tensor
 
 
 def _own_rank() -> int:

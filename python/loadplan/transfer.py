@@ -36,7 +36,7 @@ def load_shards(
         session.begin(plan)
         if not isinstance(shards, Shards):
             shards = Shards(shards)
-        session.handle.load_shards(plan._handle, shards._handle)
+        session.handle.load_shards(plan._handle, shards._up_to_date())
         landed(session)
 
 
@@ -227,6 +227,8 @@ def receive_shards(model: Model, plan: LoadPlan, schedule: ShardSchedule) -> Exc
 
 
 def _handle_of(item: Shards | LoadPlan | None) -> Any:
+    if isinstance(item, Shards):
+        return item._up_to_date()
     return None if item is None else item._handle
 
 

@@ -66,6 +66,12 @@ def test_need_across_two_row_blocks() -> None:
     assert torch.equal(live["w"], full[2:6])
 
 
+def without_memory(tensor: Tensor) -> Tensor:
+    tensor = tensor.clone()
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
 FULL = torch.arange(16.0).reshape(4, 4)
 REFUSED = {
     # D7
@@ -112,6 +118,14 @@ REFUSED = {
         r"the shard \[2:4, 0:4\] of `w` on rank 1 came without its tensor",
     ),
     "no shards": ([], r"`w` has no shards"),
+    "no memory": (
+        [(0, ((0, 4), (0, 4)), without_memory(FULL))],
+        r"`w` has lost its memory: its storage was made smaller",
+    ),
+    "rank too large": (
+        [(0, ((0, 4), (0, 4)), FULL), (1 << 40, ((0, 4), (0, 4)), FULL)],
+        r"`w`: rank \d+ cannot hold \[0:4, 0:4\]; ranks are 0 to 1048575",
+    ),
 }
 
 
@@ -124,6 +138,112 @@ def test_refused_before_a_byte_is_written(case: str) -> None:
     with pytest.raises((ValueError, RuntimeError), match=words):
         load_by_shards(live, copy_rows, metas, {"v": v, "w": shards})
     assert all(bool((tensor == 7).all()) for tensor in live.values())
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        (0, ((0, 4.0), (0, 4)), FULL),
+        (0, (0, 4), FULL),
+        (0, ((0, 4), (0, 4)), [1, 2]),
+        (0, ((0, 4), (0, 4))),
+        ("0", ((0, 4), (0, 4)), FULL),
+        FULL,
+    ],
+)
+def test_what_is_no_piece(piece: object) -> None:
+    with pytest.raises(TypeError, match=r"is no shard of `w`; expected \(rank, box, tensor\)"):
+        loadplan.Shards({"w": [piece]})
+
+
+def test_metas_in_any_form() -> None:
+    pieces = {"w": [(0, ((0, 4), (0, 4)), FULL), (1, ((0, 4), (0, 4)), None)]}
+    for metas in ({"w": FULL}, {"w": ((4, 4), F32)}, [loadplan.ParamMeta("w", (4, 4), F32)]):
+        loadplan.Shards(pieces, metas)
+
+
+def test_ranks_far_apart() -> None:
+    """They are labels here: no table of all pairs of them is made."""
+    shards = [(900_000, ((0, 2), (0, 4)), FULL[:2]), (1_000_000, ((2, 4), (0, 4)), FULL[2:])]
+    live = {"w": torch.zeros(4, 4)}
+    load_by_shards(live, copy_rows, {"w": ((4, 4), F32)}, {"w": shards})
+    assert torch.equal(live["w"], FULL)
+
+
+def test_tensors_are_read_when_they_are_loaded() -> None:
+    """In place, in other memory, through a conjugate view."""
+    parameter = torch.nn.Parameter(torch.randn(4))
+    tensor = torch.randn(4, dtype=torch.complex64)
+    shards = loadplan.Shards(
+        {"p": [(0, ((0, 4),), parameter)], "c": [(0, ((0, 4),), tensor.conj())]}
+    )
+    live = {"p": torch.zeros(4), "c": torch.zeros(4, dtype=torch.complex64)}
+    model = targets_of(live, copy_rows)
+    plan = None
+    for _ in range(3):
+        parameter.data = parameter.data + 1
+        tensor.mul_(2)
+        loadplan.start_reload(model)
+        plan = plan or loadplan.plan_loads(model, {"p": parameter, "c": tensor})
+        loadplan.load_shards(model, plan, shards)
+        loadplan.finish_reload(model)
+        assert torch.equal(live["p"], parameter)
+        assert torch.equal(live["c"], tensor.conj().resolve_conj())
+    parameter.data = torch.zeros(5)
+    loadplan.start_reload(model)
+    with pytest.raises(ValueError, match=r"`p` arrived with shape \[5\], expected \[4\]"):
+        loadplan.load_shards(model, plan, shards)
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+def test_shards_in_the_memory_that_is_written(atomic: bool) -> None:
+    """A trainer that shares its memory with the engine: rows change places."""
+    live = {"w": FULL.clone()}
+    rows = [(0, ((0, 2), (0, 4)), live["w"][2:]), (1, ((2, 4), (0, 4)), live["w"][:2])]
+    shards = loadplan.Shards({"w": rows})
+    model = targets_of(live, copy_rows)
+    for update in range(2):
+        loadplan.start_reload(model, atomic=atomic)
+        plan = loadplan.plan_loads(model, {"w": FULL})
+        loadplan.load_shards(model, plan, shards)
+        loadplan.finish_reload(model)
+        wanted = FULL if update else torch.cat([FULL[2:], FULL[:2]])
+        assert torch.equal(live["w"], wanted)
+
+
+def test_fused_tensors_of_a_trainer() -> None:
+    """Megatron's: gate and up in one tensor on each rank, q, k and v in one by KV head."""
+    tp, groups, heads, dim, hidden, width = 2, 4, 2, 3, 5, 8
+    full = {
+        "q": torch.randn(groups * heads * dim, hidden),
+        "k": torch.randn(groups * dim, hidden),
+        "v": torch.randn(groups * dim, hidden),
+        "gate": torch.randn(width, hidden),
+        "up": torch.randn(width, hidden),
+        "embed": torch.randn(7, hidden),
+    }
+    pieces: dict[str, list] = {name: [] for name in full}
+    whole = (0, hidden)
+    for rank in range(tp):
+        mine = width // tp
+        fc1 = torch.cat([full[name][rank * mine : (rank + 1) * mine] for name in ("gate", "up")])
+        for name, part in zip(("gate", "up"), fc1.chunk(2), strict=True):
+            pieces[name].append((rank, ((rank * mine, (rank + 1) * mine), whole), part))
+        here = range(rank * groups // tp, (rank + 1) * groups // tp)
+        rows = {"q": heads * dim, "k": dim, "v": dim}
+        qkv = torch.cat([full[n][g * size : (g + 1) * size] for g in here for n, size in rows.items()])
+        at = 0
+        for group in here:
+            for name, size in rows.items():
+                box = ((group * size, (group + 1) * size), whole)
+                pieces[name].append((rank, box, qkv[at : at + size]))
+                at += size
+        padded = torch.cat([full["embed"], torch.full((1, hidden), float("nan"))]).chunk(tp)[rank]
+        stop = min(4 * rank + 4, 7)
+        pieces["embed"].append((rank, ((4 * rank, stop), whole), padded[: stop - 4 * rank]))
+    live = {name: torch.zeros_like(weight) for name, weight in full.items()}
+    load_by_shards(live, copy_rows, full, pieces)
+    assert all(torch.equal(live[name], weight) for name, weight in full.items())
 
 
 def test_undeclared_name() -> None:
