@@ -15,7 +15,10 @@
 namespace loadplan {
 namespace {
 
-constexpr std::int64_t kProtocol = 1;  // changes with the encoding and the order of messages
+// The first value of a header: what a rank is about to do. The protocol changes with the encoding
+// and the order of messages.
+constexpr std::int64_t kProtocol = 2;
+constexpr std::int64_t kUpdates = -1;
 
 // FNV-1a: the same on every rank, and apart for texts that differ by accident.
 std::int64_t Digest(std::string_view bytes, std::uint64_t digest = 0xcbf29ce484222325U) {
@@ -70,6 +73,7 @@ class TableExchange {
         absl::StatusOr<std::string> bytes =
             peers.Broadcast(own_[k], id.second, static_cast<std::int32_t>(rank));
         if (!bytes.ok()) return bytes.status();
+        peers.NoteProgress();
         bytes_.emplace(id, *std::move(bytes));
       }
     }
@@ -111,8 +115,9 @@ class TableExchange {
       tables_;
 };
 
-std::int64_t DigestOf(const Schedule& schedule) {
-  std::string text = absl::StrCat(schedule.names().size(), " ", schedule.num_classes());
+// `key`: of this schedule and no other one. Two models may be laid out alike.
+std::int64_t DigestOf(const Schedule& schedule, const std::string& key) {
+  std::string text = absl::StrCat(key, " ", schedule.names().size(), " ", schedule.num_classes());
   for (const Index nbytes : schedule.traffic().links) absl::StrAppend(&text, " ", nbytes);
   return Digest(text);
 }
@@ -128,6 +133,12 @@ struct EndsRead {
   void operator()(ShardSet* shards) const { shards->EndRead(); }
 };
 
+absl::Status OtherCall(std::size_t theirs, const char* does, std::int32_t own) {
+  return absl::FailedPreconditionError(absl::StrCat("rank ", theirs, " ", does, " where rank ", own,
+                                                    " does not; all ranks have to make the same "
+                                                    "calls"));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardExchange>> ShardExchange::Connect(
@@ -139,32 +150,49 @@ absl::StatusOr<std::unique_ptr<ShardExchange>> ShardExchange::Connect(
   return exchange;
 }
 
+absl::Status ShardExchange::DescribeOwn(std::shared_ptr<const GeometryTable>& held,
+                                        std::shared_ptr<const GeometryTable>& needed) {
+  if (roles_.shards != nullptr) {
+    absl::StatusOr<std::shared_ptr<const GeometryTable>> table = roles_.shards->Table();
+    if (!table.ok()) return table.status();
+    if (absl::Status status = roles_.shards->CheckPresent(peers_.rank()); !status.ok()) {
+      return absl::Status(status.code(),
+                          absl::StrCat(std::string(status.message()),
+                                       ". Ranks of shards are those of the group, in which this "
+                                       "process is rank ",
+                                       peers_.rank(), "; `ranks=` renumbers those of a mesh"));
+    }
+    held = *std::move(table);
+  }
+  if (roles_.plan != nullptr) {
+    absl::StatusOr<GeometryTable> table = NeededTable(roles_.plan->plan(), peers_.rank());
+    if (!table.ok()) return table.status();
+    needed = std::make_shared<const GeometryTable>(*std::move(table));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
-  absl::Status own = problem;
   std::shared_ptr<const GeometryTable> held;
   std::shared_ptr<const GeometryTable> needed;
-  if (own.ok() && roles_.shards != nullptr) {
-    absl::StatusOr<std::shared_ptr<const GeometryTable>> table = roles_.shards->Table();
-    own = table.ok() ? roles_.shards->CheckPresent(peers_.rank()) : table.status();
-    if (table.ok()) held = *std::move(table);
+  std::optional<TableExchange> tables;
+  absl::Status own = problem;
+  if (own.ok()) own = Attempt("describing tensors", [&] { return DescribeOwn(held, needed); });
+  if (own.ok()) {
+    own = Attempt("describing tensors", [&] { tables.emplace(held.get(), needed.get()); });
   }
-  if (own.ok() && roles_.plan != nullptr) {
-    absl::StatusOr<GeometryTable> table = NeededTable(roles_.plan->plan(), peers_.rank());
-    own = table.status();
-    if (table.ok()) needed = std::make_shared<const GeometryTable>(*std::move(table));
-  }
-  TableExchange tables(held.get(), needed.get());
   std::vector<std::int64_t> header = {
       kProtocol, options_.schedule.bucket_nbytes, options_.schedule.solo_nbytes,
       options_.schedule.must_cover ? 1 : 0, roles_.files != nullptr ? 1 : 0};
   const std::size_t num_common = header.size();
-  tables.AppendIds(header);
+  if (tables.has_value()) tables->AppendIds(header);
   std::string key;
   const auto headers = peers_.Consult(header, own, &key);
   if (!headers.ok()) return headers.status();
   std::vector<std::vector<SectionId>> ids;
   for (std::size_t rank = 0; rank < headers->size(); ++rank) {
     const std::vector<std::int64_t>& theirs = (*headers)[rank];
+    if (theirs.front() == kUpdates) return OtherCall(rank, "updates", peers_.rank());
     if (!std::equal(header.begin(), header.begin() + static_cast<std::ptrdiff_t>(num_common),
                     theirs.begin())) {
       return absl::FailedPreconditionError(
@@ -172,23 +200,40 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
                        ", or with another version of loadplan; use the same on all ranks"));
     }
     ids.emplace_back();
-    for (std::size_t i = num_common; i < theirs.size(); i += 2) {
+    for (std::size_t i = num_common; i < header.size(); i += 2) {
       ids.back().emplace_back(theirs[i], theirs[i + 1]);
     }
   }
-  absl::StatusOr<std::vector<RankTables>> ranks = tables.Run(peers_, ids);
-  if (!ranks.ok()) return ranks.status();
+  // What fails on one rank from here on, memory that it cannot have for one, ends it for all.
+  absl::Status status = Attempt("scheduling", [&]() -> absl::Status {
+    peers_.BeginWatch(key);
+    absl::StatusOr<std::vector<RankTables>> ranks = tables->Run(peers_, ids);
+    if (!ranks.ok()) return ranks.status();
+    if (absl::Status used = UseTables(*std::move(ranks)); !used.ok()) return used;
+    digest_ = DigestOf(schedule_, key);
+    return absl::OkStatus();
+  });
+  if (status.ok()) status = peers_.AwaitAll();
+  if (!status.ok()) {
+    const absl::Status first = peers_.Fail(status);
+    // What the tables say every rank finds for itself.
+    if (!absl::IsInvalidArgument(status)) status = first;
+  }
+  peers_.EndWatch();
+  return status;
+}
+
+absl::Status ShardExchange::UseTables(std::vector<RankTables> ranks) {
   std::shared_ptr<const GeometryTable> readers;
   if (roles_.files != nullptr) {
-    absl::StatusOr<GeometryTable> table = ReaderTable(*ranks);
+    absl::StatusOr<GeometryTable> table = ReaderTable(ranks);
     if (!table.ok()) return table.status();
     readers = std::make_shared<const GeometryTable>(*std::move(table));
-    for (RankTables& tables_of_rank : *ranks) tables_of_rank.held = readers;
+    for (RankTables& tables_of_rank : ranks) tables_of_rank.held = readers;
   }
-  absl::StatusOr<Schedule> schedule = Schedule::Make(*ranks, options_.schedule);
+  absl::StatusOr<Schedule> schedule = Schedule::Make(ranks, options_.schedule);
   if (!schedule.ok()) return schedule.status();
   schedule_ = *std::move(schedule);
-  digest_ = DigestOf(schedule_);
   messages_ = schedule_.MessagesOf(peers_.rank());
   if (readers != nullptr) {
     roles_.files->Assign(*readers, schedule_, messages_, peers_.rank());
@@ -246,16 +291,19 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
                      "failed with: ",
                      std::string(failure_.message()))));
   }
+  const std::unique_ptr<ShardSet, EndsRead> read(shards.get());
   const absl::Status own = Attempt("checking shards", [&] {
     absl::Status status = problem.ok() ? CheckRoles(shards, session) : problem;
     return status.ok() && shards != nullptr ? BeginRead(*shards, session) : status;
   });
   std::string key;
-  const std::array<std::int64_t, 2> header = {digest_, num_updates_};
+  const std::array<std::int64_t, 3> header = {kUpdates, digest_, num_updates_};
   const auto headers = peers_.Consult(header, own, &key);
   if (!headers.ok()) return fail(headers.status());
   for (std::size_t rank = 0; rank < headers->size(); ++rank) {
-    if (std::ranges::equal((*headers)[rank], header)) continue;
+    const std::vector<std::int64_t>& theirs = (*headers)[rank];
+    if (std::equal(header.begin(), header.end(), theirs.begin())) continue;
+    if (theirs.front() != kUpdates) return fail(OtherCall(rank, "schedules", peers_.rank()));
     return fail(absl::FailedPreconditionError(
         absl::StrCat("rank ", rank, " is at another update or schedule than rank ", peers_.rank(),
                      "; all ranks have to make the same calls")));
@@ -286,6 +334,10 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
                      "` has shards but was not declared when the plan was made; "
                      "declare it and plan again, or leave it out")));
   }
+  const std::unique_ptr<ShardSet, EndsRead> read(&shards);
+  if (absl::Status status = shards.CheckPresent(std::nullopt); !status.ok()) {
+    return session.FailWith(status);
+  }
   std::int32_t receiver = 0;
   for (const TensorGeometry& geometry : (*held)->geometries()) {
     for (const ShardPiece& piece : geometry.pieces) receiver = std::max(receiver, piece.rank + 1);
@@ -298,7 +350,6 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
   // Ranks are names here: there may be few of them, and large ones.
   const absl::StatusOr<Schedule> schedule = Schedule::Make(ranks, {.counts_traffic = false});
   if (!schedule.ok()) return session.FailWith(schedule.status());
-  const std::unique_ptr<ShardSet, EndsRead> read(shards.get());
   if (absl::Status status = BeginRead(shards, &session); !status.ok()) {
     return session.FailWith(status);
   }
@@ -318,7 +369,3 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
 }
 
 }  // namespace loadplan
-  const std::unique_ptr<ShardSet, EndsRead> read(&shards);
-  if (absl::Status status = shards.CheckPresent(std::nullopt); !status.ok()) {
-    return session.FailWith(status);
-  }

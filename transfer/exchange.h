@@ -77,13 +77,16 @@ class LOADPLAN_API ShardExchange {
                 const ExchangeOptions& options)
       : peers_(std::move(group), options.timeout), roles_(std::move(roles)), options_(options) {}
   absl::Status MakeSchedule(const absl::Status& problem);
+  absl::Status DescribeOwn(std::shared_ptr<const GeometryTable>& held,
+                           std::shared_ptr<const GeometryTable>& needed);
+  absl::Status UseTables(std::vector<RankTables> ranks);
   absl::Status CheckRoles(const std::shared_ptr<ShardSet>& shards, ReloadSession* session) const;
 
   PeerGroup peers_;
   ExchangeRoles roles_;
   ExchangeOptions options_;
   Schedule schedule_;
-  std::int64_t digest_ = 0;                  // of the schedule
+  std::int64_t digest_ = 0;                  // of the schedule, and of when it was made
   std::vector<Message> messages_;            // of this rank, in order
   std::vector<std::int32_t> num_parts_;      // that come to this rank, per name
   std::vector<std::int32_t> empty_entries_;  // of the plan

@@ -1,6 +1,7 @@
 #include "transfer/name_class.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,6 +25,29 @@ absl::Status CheckAlike(const std::string& name, const TableStatement& first,
       absl::StrCat("`", name, "` is ", GeometryText(*first.geometry), " on rank ",
                    first.ranks->front(), " and ", GeometryText(*other.geometry), " on rank ",
                    other.ranks->front(), "; shards and plans have to agree"));
+}
+
+// For messages of what nobody holds: a rank that should, and is not there with its shards.
+std::string AbsentText(std::span<const TableStatement> statements) {
+  std::set<std::int32_t> present;
+  for (const TableStatement& statement : statements) {
+    if (statement.is_held) present.insert(statement.ranks->begin(), statement.ranks->end());
+  }
+  for (const TableStatement& statement : statements) {
+    if (!statement.is_held) continue;
+    for (const ShardPiece& piece : statement.geometry->pieces) {
+      if (piece.box.num_elements() == 0 || present.contains(piece.rank)) continue;
+      return absl::StrCat("; rank ", statement.ranks->front(), " says that rank ", piece.rank,
+                          " holds ", ToString(piece.box),
+                          ", and there is no such rank with shards of it");
+    }
+  }
+  return "";
+}
+
+absl::Status WithAbsent(const absl::Status& status, std::span<const TableStatement> statements) {
+  return absl::Status(status.code(),
+                      absl::StrCat(std::string(status.message()), AbsentText(statements)));
 }
 
 Box WithInterval(const Box& box, std::size_t dim, Interval interval) {
@@ -54,7 +78,7 @@ absl::StatusOr<NameClass> MakeNameClass(const std::string& name,
   result.dtype = statements.front().geometry->dtype;
   absl::StatusOr<std::vector<OwnedBox>> shards =
       DistinctBoxes(name, result.shape, held, must_cover && is_held);
-  if (!shards.ok()) return shards.status();
+  if (!shards.ok()) return WithAbsent(shards.status(), statements);
   std::erase_if(needed, [](const ShardPiece& piece) { return piece.box.num_elements() == 0; });
   std::ranges::stable_sort(needed, {}, &ShardPiece::rank);
   const BoxIndex index(*shards);
@@ -72,7 +96,8 @@ absl::StatusOr<NameClass> MakeNameClass(const std::string& name,
     if (found == piece.box.num_elements()) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", piece.rank, " needs ", ToString(piece.box), " of `", name,
-                     "` and no rank holds ", ToString(FirstGap(piece.box, *shards))));
+                     "` and no rank holds ", ToString(FirstGap(piece.box, *shards)),
+                     AbsentText(statements)));
   }
   return result;
 }

@@ -78,6 +78,7 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::Consult(
     std::span<const std::int64_t> values, const absl::Status& problem, std::string* key) {
   std::vector<std::int64_t> own = {problem.ok() ? 1 : 0, rank_ == 0 ? NextNumber() : 0};
   own.insert(own.end(), values.begin(), values.end());
+  own.resize(2 + kMaxConsulted);
   absl::StatusOr<std::vector<std::vector<std::int64_t>>> all = AllGather(own);
   if (!all.ok()) return problem.ok() ? all.status() : problem;
   std::int32_t first = -1;
@@ -115,6 +116,21 @@ absl::Status PeerGroup::TellProblem(const std::string& key, std::int32_t first,
   return own.ok() ? theirs : own;
 }
 
+// Gloo cannot abort a collective, so its wait is not waited in.
+absl::Status PeerGroup::AwaitCollective(c10d::Work& work) {
+  using std::chrono::microseconds;
+  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  for (microseconds pause{20}; !work.isCompleted(); pause = std::min(2 * pause, microseconds{2000})) {
+    if (absl::Status status = Interrupted(); !status.ok()) return status;
+    if (std::chrono::steady_clock::now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("nothing came within ", Seconds(timeout_)));
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  work.wait();
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::string> PeerGroup::Broadcast(const std::string& own, Index nbytes,
                                                  std::int32_t root) {
   at::Tensor bytes = NewBytes(nbytes, at::kCPU);
@@ -124,7 +140,7 @@ absl::StatusOr<std::string> PeerGroup::Broadcast(const std::string& own, Index n
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.timeout = timeout_;
-    group_->broadcast(tensors, options)->wait();
+    return AwaitCollective(*group_->broadcast(tensors, options));
   });
   if (!status.ok()) return status;
   bytes = tensors.front().cpu();

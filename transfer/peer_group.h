@@ -28,7 +28,8 @@ namespace loadplan {
 //
 // Gloo wakes a rank whose peer died. It does not wake one whose peer is alive and has given up, and
 // a message that is longer than the buffer it meets ends the receiving process. So:
-//  - before the first message all ranks compare digests of what they are about to do;
+//  - before the first message all ranks compare digests of what they are about to do, in headers of
+//    one length whatever they do;
 //  - a rank that fails says so under a key of the group's store, the first one wins;
 //  - during an exchange a thread of each rank looks there five times a second, and aborts all
 //    works that the rank waits for when somebody has;
@@ -55,12 +56,15 @@ class PeerGroup {
   // The same number of values from every rank: [rank][value].
   absl::StatusOr<std::vector<std::vector<std::int64_t>>> AllGather(
       std::span<const std::int64_t> own);
-  // `nbytes` bytes of rank `root`, where `own` holds them.
+  // `nbytes` bytes of rank `root`, where `own` holds them. Between BeginWatch and EndWatch a failure
+  // of any rank ends the wait.
   absl::StatusOr<std::string> Broadcast(const std::string& own, Index nbytes, std::int32_t root);
 
-  // AllGather of `values`, for ranks that may not be able to go on: where some rank has a
-  // `problem`, every rank gets it (its own where it has one). `*key` is a name in the store that
-  // all agree on.
+  // AllGather of `values`, kMaxConsulted at most, for ranks that may not be able to go on: where some
+  // rank has a `problem`, every rank gets it (its own where it has one). `*key` is a name in the
+  // store that all agree on and that no other consultation has. Ranks that consult one another about
+  // different things get one another's values; those that a rank did not give are 0.
+  static constexpr std::size_t kMaxConsulted = 16;
   absl::StatusOr<std::vector<std::vector<std::int64_t>>> Consult(
       std::span<const std::int64_t> values, const absl::Status& problem, std::string* key);
 
@@ -92,6 +96,7 @@ class PeerGroup {
   absl::Status TellProblem(const std::string& key, std::int32_t first, const absl::Status& own);
   std::optional<std::string> ReadFailure(c10d::Store& store) const;
   absl::Status Interrupted() const;
+  absl::Status AwaitCollective(c10d::Work& work);
 
   const c10::intrusive_ptr<c10d::ProcessGroup> group_;
   const std::chrono::milliseconds timeout_;

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ._library import classes
-from ._sessions import session_of
+from ._sessions import Session, session_of
 from ._steps import landed, step
 from .metadata import StrPath, existing_paths
 from .plan import LoadPlan
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
     Group: TypeAlias = "ProcessGroup | str"
 
+AnyShards: TypeAlias = "Shards | Mapping[str, Iterable[Piece]]"
+
 MIB = 1 << 20
 
 
 def load_shards(
-    model: Model, plan: LoadPlan, shards: Shards | Mapping[str, Iterable[Piece]]
+    model: Model, plan: LoadPlan, shards: AnyShards
 ) -> None:
     """Lands tensors whose shards are all in this process, in an active reload.
 
@@ -34,9 +36,7 @@ def load_shards(
     session = session_of(model)
     with step(session, "load_shards"):
         session.begin(plan)
-        if not isinstance(shards, Shards):
-            shards = Shards(shards)
-        session.handle.load_shards(plan._handle, shards._up_to_date())
+        session.handle.load_shards(plan._handle, _shards_of(shards)._up_to_date())
         landed(session)
 
 
@@ -90,7 +90,7 @@ class ShardSchedule:
     def __init__(
         self,
         group: Group,
-        shards: Shards | None,
+        shards: AnyShards | None,
         plan: LoadPlan | None,
         timeout: float,
         max_bytes_in_flight: int,
@@ -99,7 +99,10 @@ class ShardSchedule:
         self._handle: Any = classes.ShardExchange(
             _boxed(group), timeout, max_bytes_in_flight, bucket_nbytes
         )
-        self._handle.connect(_handle_of(shards), _handle_of(plan), "")
+        with _telling(lambda words: self._handle.connect(None, None, words)):
+            held = None if shards is None else _shards_of(shards)._up_to_date()
+            needed = None if plan is None else _plan_of(plan)._handle
+        self._handle.connect(held, needed, "")
 
     def report(self) -> str:
         """Bytes per link, balance and lower bounds, for people."""
@@ -115,7 +118,7 @@ class ShardSchedule:
 def schedule_shards(
     group: Group,
     *,
-    shards: Shards | None = None,
+    shards: AnyShards | None = None,
     plan: LoadPlan | None = None,
     timeout: float = 60.0,
     max_bytes_in_flight: int = 256 * MIB,
@@ -136,7 +139,7 @@ def schedule_shards(
 def exchange_shards(
     schedule: ShardSchedule,
     *,
-    shards: Shards | None = None,
+    shards: AnyShards | None = None,
     model: Model | None = None,
     plan: LoadPlan | None = None,
 ) -> ExchangeReceipt:
@@ -147,26 +150,26 @@ def exchange_shards(
     rank, at the latest after the schedule's time-out; the reload has failed then, and the group is
     not used again.
     """
-    if model is None:
-        return ExchangeReceipt(*schedule._handle.update(_handle_of(shards), None, ""))
-    session = session_of(model)
-    problem: Exception | None = None
-    with step(session, "exchange_shards"):
-        try:
-            if plan is None:
-                raise TypeError("a rank that receives gives its model and its plan")
-            session.begin(plan)
-        except Exception as error:  # the others wait for this rank: they are told
-            problem = error
-        words = "" if problem is None else f"{type(problem).__name__}: {problem}"
-        try:
-            numbers = schedule._handle.update(_handle_of(shards), session.handle, words)
-        except RuntimeError:
-            if problem is not None:
-                raise problem from None
-            raise
-        landed(session)
-    return ExchangeReceipt(*numbers)
+    session: Session | None = None
+
+    def update(held: Any, words: str) -> ExchangeReceipt:
+        handle = None if session is None else session.handle
+        return ExchangeReceipt(*schedule._handle.update(held, handle, words))
+
+    with _telling(lambda words: update(None, words)):
+        if model is not None:
+            session = session_of(model)
+        elif plan is not None:
+            raise TypeError("a rank that receives gives its model and its plan")
+    with contextlib.nullcontext() if session is None else step(session, "exchange_shards"):
+        with _telling(lambda words: update(None, words)):
+            held = None if shards is None else _shards_of(shards)._up_to_date()
+            if session is not None:
+                session.begin(_plan_of(plan))
+        receipt = update(held, "")
+        if session is not None:
+            landed(session)
+    return receipt
 
 
 @dataclass(frozen=True)
@@ -194,17 +197,18 @@ def load_files_together(
     disjoint ranges and send one another what they read, as trainers send shards.  The files hold
     every name that the plans need.  Errors as in `exchange_shards`.
     """
-    session = session_of(model)
     exchange = classes.ShardExchange(_boxed(group), timeout, max_bytes_in_flight, bucket_nbytes)
+
+    def tell(words: str) -> None:
+        exchange.connect(None, None, words)
+
+    with _telling(tell):
+        session = session_of(model)
     with step(session, "load_files_together"):
         try:
-            try:
-                session.begin(plan)
+            with _telling(tell):
+                session.begin(_plan_of(plan))
                 existing = existing_paths(paths)
-            except Exception as error:  # the others wait for this rank: they are told
-                with contextlib.suppress(RuntimeError):
-                    exchange.connect(None, None, f"{type(error).__name__}: {error}")
-                raise
             exchange.connect_files(plan._handle, existing)
             sent, received, *_ = exchange.update(None, session.handle, "")
         except Exception as error:
@@ -216,7 +220,9 @@ def load_files_together(
     return SharedRead(exchange.read_nbytes(), sent, received)
 
 
-def send_shards(shards: Shards, schedule: ShardSchedule) -> ExchangeReceipt:
+def send_shards(
+    shards: AnyShards, schedule: ShardSchedule
+) -> ExchangeReceipt:
     """The trainer's side of an update."""
     return exchange_shards(schedule, shards=shards)
 
@@ -226,10 +232,31 @@ def receive_shards(model: Model, plan: LoadPlan, schedule: ShardSchedule) -> Exc
     return exchange_shards(schedule, model=model, plan=plan)
 
 
-def _handle_of(item: Shards | LoadPlan | None) -> Any:
-    if isinstance(item, Shards):
-        return item._up_to_date()
-    return None if item is None else item._handle
+@contextlib.contextmanager
+def _telling(tell: Callable[[str], object]) -> Iterator[None]:
+    """The other ranks wait for this one: they are told what it raises."""
+    try:
+        yield
+    except Exception as error:
+        with contextlib.suppress(Exception):
+            tell(f"{type(error).__name__}: {error}")
+        raise
+
+
+def _shards_of(shards: AnyShards) -> Shards:
+    if isinstance(shards, Shards):
+        return shards
+    if isinstance(shards, Mapping):
+        return Shards(shards)
+    raise TypeError(f"{type(shards).__name__} is no Shards, nor a mapping of names to pieces")
+
+
+def _plan_of(plan: LoadPlan | None) -> LoadPlan:
+    if isinstance(plan, LoadPlan):
+        return plan
+    if plan is None:
+        raise TypeError("a rank that receives gives its model and its plan")
+    raise TypeError(f"{type(plan).__name__} is no LoadPlan")
 
 
 def _boxed(group: Group) -> Any:

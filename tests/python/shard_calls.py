@@ -1,0 +1,161 @@
+"""Ranks that do not make the calls that the others expect: what `test_shard_calls` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from shard_ranks import Context, expect_error, no_more_memory
+from torch import Tensor
+
+import loadplan
+
+Weights = dict[str, Tensor]
+
+
+class Copies(loadplan.Targets):
+    """A target for each name."""
+
+    def __init__(self, weights: Weights) -> None:
+        self.live = {name: torch.zeros_like(weight) for name, weight in weights.items()}
+        super().__init__(self.live, load_weights=self.load)
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, weight in weights:
+            self.live[name].copy_(weight)
+
+
+def planned(weights: Weights) -> tuple[Copies, loadplan.LoadPlan]:
+    model = Copies(weights)
+    loadplan.start_reload(model)
+    plan = loadplan.plan_loads(model, weights)
+    loadplan.abort_reload(model)
+    return model, plan
+
+
+def whole(weights: Weights, rank: int = 0) -> dict[str, list[Any]]:
+    return {
+        name: [(rank, tuple((0, extent) for extent in weight.shape), weight)]
+        for name, weight in weights.items()
+    }
+
+
+def same_calls(context: Context, fault: str) -> None:
+    """Rank 0 sends, the others receive.  What each says is in its report."""
+    group = dist.new_group()
+    options = {"timeout": 30.0}
+    weights = {"w": torch.ones(6, 4)}
+
+    def scheduled(**roles: Any) -> loadplan.ShardSchedule:
+        return loadplan.schedule_shards(group, **roles, **options)
+
+    def says(call: Callable[[], object]) -> None:
+        expect_error(context, call, None)
+        dist.distributed_c10d._get_default_store().add("done", 1)
+        while dist.distributed_c10d._get_default_store().add("done", 0) < context.world:
+            pass  # a rank that is gone would be an error of another kind
+
+    if fault == "other ranks":
+        pieces = [(0, ((0, 3), (0, 4)), torch.ones(3, 4)), (7, ((3, 6), (0, 4)), torch.ones(3, 4))]
+        if context.rank == 0:
+            return says(lambda: scheduled(shards={"w": pieces}))
+        return says(lambda: scheduled(plan=planned(weights)[1]))
+    if fault == "no shards":
+        if context.rank == 0:
+            return says(lambda: scheduled(shards={"w": []}))
+        return says(lambda: scheduled(plan=planned(weights)[1]))
+    if fault == "memory":  # names so long that a rank cannot take what the others say
+        long = {**weights, "n" * (48 << 20): torch.ones(1)}
+        if context.rank == 0:
+            return says(lambda: scheduled(shards=whole(long)))
+        plan = planned(weights)[1]
+
+        def limited() -> None:
+            with no_more_memory() if context.rank == 1 else nullcontext():
+                scheduled(plan=plan)
+
+        return says(limited)
+
+    shards = loadplan.Shards(whole(weights))
+    other = loadplan.Shards(whole({"w": torch.full((6, 4), 2.0)}))
+    if context.rank == 0:
+        first = scheduled(shards=shards)
+        if fault == "swapped":
+            scheduled(shards=other)
+        return says(lambda: loadplan.send_shards(shards, first))
+    model, plan = planned(weights)
+    first = scheduled(plan=plan)
+    if fault == "swapped":  # two models that are laid out alike
+        second_model, second_plan = planned(weights)
+        second = scheduled(plan=second_plan)
+        loadplan.start_reload(second_model)
+        return says(lambda: loadplan.receive_shards(second_model, second_plan, second))
+    if fault == "schedules":
+        return says(lambda: scheduled(plan=plan))
+    no_model: Any = {"w": model.live["w"]}
+    return says(lambda: loadplan.receive_shards(no_model, plan, first))
+
+
+def moved(context: Context) -> None:
+    """Parameters that are moved between updates: FSDP2's by `module.to`, others by `p.data =`."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    group = dist.new_group()
+    torch.manual_seed(0)
+    module = torch.nn.Linear(5, 7)
+    scale = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    weights = {name: p.detach().clone() for name, p in module.named_parameters()}
+    weights["scale"] = scale.detach().clone()
+    changes = [1.0, 2.0, 3.0]
+    mesh = DeviceMesh("cpu", [0, 1])
+    if context.rank < 2:
+        fully_shard(module, mesh=mesh)
+        shards = loadplan.Shards.of_tensors([*module.named_parameters(), ("scale", scale)])
+        schedule = loadplan.schedule_shards(group, shards=shards, timeout=30)
+        for change in changes:
+            module.to(torch.float64).to(torch.float32)
+            scale.data = scale.data.clone()
+            with torch.no_grad():
+                for parameter in (*module.parameters(), scale):
+                    parameter.mul_(change)
+            loadplan.send_shards(shards, schedule)
+        return context.report("sent")
+    model, plan = planned(weights)
+    schedule = loadplan.schedule_shards(group, plan=plan, timeout=30)
+    for change in changes:
+        loadplan.start_reload(model)
+        loadplan.receive_shards(model, plan, schedule)
+        loadplan.finish_reload(model)
+        weights = {name: weight * change for name, weight in weights.items()}
+        wrong = [name for name, live in model.live.items() if not torch.equal(live, weights[name])]
+        assert wrong == [], (change, wrong)
+    context.report("received")
+
+
+def broadcast(context: Context, case: str) -> None:
+    group = dist.new_group()
+    weights = {f"w{i}": torch.full((3, 5), float(i)) for i in range(4)}
+    buffer = torch.empty(3, 5)
+
+    def in_one_buffer() -> Iterator[tuple[str, Tensor]]:
+        for name, weight in weights.items():
+            yield name, buffer.copy_(weight)
+
+    if context.rank == 0:
+        given = None if case == "no weights" else in_one_buffer()
+        call = lambda: loadplan.broadcast_weights(group, weights=given, bucket_nbytes=200)  # noqa: E731
+        return expect_error(context, call, None)
+    model, plan = planned(weights)
+    loadplan.start_reload(model)
+    forgets = case == "no plan" and context.rank == 1
+
+    def receive() -> None:
+        loadplan.broadcast_weights(group, model=model, plan=None if forgets else plan)
+        loadplan.finish_reload(model)
+        assert all(torch.equal(live, weights[name]) for name, live in model.live.items())
+
+    expect_error(context, receive, None)
