@@ -15,7 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -436,14 +436,19 @@ class Large(loadplan.Targets):
 
 @contextmanager
 def no_more_memory() -> Iterator[None]:
-    """Less than a message of `Large`, or the stack of a thread, can be allocated."""
+    """Less than a message of `Large` can be allocated."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + (1 << 20)
     resource.setrlimit(resource.RLIMIT_AS, (limit, before[1]))
+    taken = []  # what was given back and is still mapped
+    with suppress(RuntimeError):
+        while True:
+            taken.append(torch.empty(1 << 20, dtype=torch.uint8))
     try:
         yield
     finally:
+        taken.clear()
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
