@@ -24,7 +24,8 @@ class ParallelLayout:
     counts, and a name that no pattern is found in is whole on every rank.  Cuts are even.
     ``expert``: its first group is the number of an expert, of ``num_experts`` in all.
     ``layer``: its first group is the number of a layer, of ``num_layers`` in all, which stages hold
-    in even blocks; ``stages`` gives the stage of names that belong to no layer.
+    in even blocks, or in ``vpp`` even blocks each, dealt out in turns (interleaved stages);
+    ``stages`` gives the stage of names that belong to no layer.
 
     Layouts that this does not describe (uneven cuts, fused tensors, layers dealt out by hand) are
     written as explicit `Shards`.
@@ -41,6 +42,7 @@ class ParallelLayout:
     layer: str | None = None
     num_layers: int = 0
     stages: Mapping[str, int] = field(default_factory=dict)
+    vpp: int = 1
 
     def __post_init__(self) -> None:
         if (self.tp * self.dp) % (self.ep * self.etp) != 0:
@@ -49,9 +51,11 @@ class ParallelLayout:
             )
         if self.expert is not None and self.num_experts % self.ep != 0:
             raise ValueError(f"{self.num_experts} experts cannot be dealt evenly to ep={self.ep}")
-        if self.pp > 1 and (self.layer is None or self.num_layers % self.pp != 0):
+        blocks = self.pp * self.vpp
+        if self.pp > 1 and (self.layer is None or self.num_layers % blocks != 0):
+            times = f" times vpp={self.vpp}" if self.vpp > 1 else ""
             raise ValueError(
-                f"pp={self.pp} needs `layer` and a `num_layers` that it divides "
+                f"pp={self.pp}{times} needs `layer` and a `num_layers` that it divides "
                 f"(it is {self.num_layers})"
             )
 
@@ -100,7 +104,7 @@ class ParallelLayout:
         if layer is not None:
             if layer >= self.num_layers:
                 raise ValueError(f"`{name}` is in layer {layer} of {self.num_layers}")
-            return layer // (self.num_layers // self.pp)
+            return layer // (self.num_layers // (self.pp * self.vpp)) % self.pp
         for pattern, stage in self.stages.items():
             if re.search(pattern, name):
                 return stage

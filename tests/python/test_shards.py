@@ -512,3 +512,11 @@ def test_layouts_that_cannot_be() -> None:
         loadplan.ParallelLayout(tp=2, ep=2, expert="e", num_experts=7)
     with pytest.raises(ValueError, match="pp=2 needs `layer`"):
         loadplan.ParallelLayout(pp=2)
+def test_layout_of_interleaved_stages() -> None:
+    layout = loadplan.ParallelLayout(pp=2, vpp=2, layer=r"layers\.(\d+)\.", num_layers=8)
+    stages = [pieces(layout, f"layers.{i}.w", 4)[0][0] for i in range(8)]
+    assert stages == [0, 0, 1, 1, 0, 0, 1, 1]
+    with pytest.raises(ValueError, match="pp=2 times vpp=3 needs `layer` and a `num_layers`"):
+        loadplan.ParallelLayout(pp=2, vpp=3, layer="l", num_layers=8)
+
+
