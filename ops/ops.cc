@@ -301,8 +301,9 @@ class SessionClass : public torch::CustomClassHolder {
     Raise(DeliverBucket(session_, buffer,
                         DecodeBucket(std::move(names), dims, ranks, dtypes, offsets)));
   }
-  void load_shards(const Plan& plan, const c10::intrusive_ptr<ShardSetClass>& shards) {
-    Raise(LoadShards(plan->plan(), *shards->shards(), session_));
+  void load_shards(const Plan& plan, const c10::intrusive_ptr<ShardSetClass>& shards,
+                   bool must_hold) {
+    Raise(LoadShards(plan->plan(), *shards->shards(), session_, must_hold));
   }
   ReloadSession& session() { return session_; }
   std::string state() const { return std::string(ToString(session_.report().state)); }

@@ -51,7 +51,8 @@ void ShardSetClass::replace(const std::string& name, const std::vector<at::Tenso
 void ShardSetClass::check() { Raise(CheckCovers(*Value(shards_->Table()))); }
 
 ShardExchangeClass::ShardExchangeClass(Group group, double timeout,
-                                       std::int64_t max_bytes_in_flight, std::int64_t bucket_nbytes)
+                                       std::int64_t max_bytes_in_flight, std::int64_t bucket_nbytes,
+                                       bool must_hold)
     : group_(std::move(group)) {
   TORCH_CHECK_VALUE(timeout > 0 && max_bytes_in_flight > 0 && bucket_nbytes > 0,
                     "`timeout`, `max_bytes_in_flight` and `bucket_nbytes` have to be positive");
@@ -60,6 +61,7 @@ ShardExchangeClass::ShardExchangeClass(Group group, double timeout,
       std::chrono::milliseconds(static_cast<std::int64_t>(std::min(timeout, 1e8) * 1000));
   options_.max_bytes_in_flight = max_bytes_in_flight;
   options_.schedule.bucket_nbytes = bucket_nbytes;
+  options_.schedule.must_hold = must_hold;
   options_.schedule.solo_nbytes = std::max<Index>(bucket_nbytes / 8, 1);
 }
 

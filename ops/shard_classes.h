@@ -47,7 +47,7 @@ class ShardExchangeClass : public torch::CustomClassHolder {
 
   // Not connected yet. Seconds and bytes as in ExchangeOptions.
   ShardExchangeClass(Group group, double timeout, std::int64_t max_bytes_in_flight,
-                     std::int64_t bucket_nbytes);
+                     std::int64_t bucket_nbytes, bool must_hold);
   // `problem`: empty, or why this rank cannot take part.
   void connect(ExchangeRoles roles, const std::string& problem);
   // For one update, instead of `connect`: all ranks read `paths` together.
@@ -82,7 +82,7 @@ void DefineShardExchange(torch::Library& library) {
     return shards.has_value() ? (*shards)->shards() : nullptr;
   };
   library.class_<ShardExchangeClass>("ShardExchange")
-      .def(torch::init<ShardExchangeClass::Group, double, int64_t, int64_t>())
+      .def(torch::init<ShardExchangeClass::Group, double, int64_t, int64_t, bool>())
       .def("connect",
            [shards_of](const Self& self, const MaybeShards& shards,
                        const std::optional<c10::intrusive_ptr<Plan>>& plan,

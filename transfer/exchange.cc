@@ -183,7 +183,8 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
   }
   std::vector<std::int64_t> header = {
       kProtocol, options_.schedule.bucket_nbytes, options_.schedule.solo_nbytes,
-      options_.schedule.must_cover ? 1 : 0, roles_.files != nullptr ? 1 : 0};
+      options_.schedule.must_cover ? 1 : 0, options_.schedule.must_hold ? 1 : 0,
+      roles_.files != nullptr ? 1 : 0};
   const std::size_t num_common = header.size();
   if (tables.has_value()) tables->AppendIds(header);
   std::string key;
@@ -324,7 +325,8 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
   return run->receipt();
 }
 
-absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& session) {
+absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& session,
+                        bool must_hold) {
   const absl::StatusOr<std::shared_ptr<const GeometryTable>> held = shards.Table();
   if (!held.ok()) return session.FailWith(held.status());
   for (const std::string& name : *(*held)->names()) {
@@ -348,7 +350,8 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
   for (std::size_t r = 0; r + 1 < ranks.size(); ++r) ranks[r].held = *held;
   ranks.back().needed = std::make_shared<const GeometryTable>(*std::move(needed));
   // Ranks are names here: there may be few of them, and large ones.
-  const absl::StatusOr<Schedule> schedule = Schedule::Make(ranks, {.counts_traffic = false});
+  const absl::StatusOr<Schedule> schedule = 
+      Schedule::Make(ranks, {.must_hold = must_hold, .counts_traffic = false});
   if (!schedule.ok()) return session.FailWith(schedule.status());
   if (absl::Status status = BeginRead(shards, &session); !status.ok()) {
     return session.FailWith(status);

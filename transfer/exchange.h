@@ -97,9 +97,10 @@ class LOADPLAN_API ShardExchange {
 };
 
 // Lands the shards of all ranks, all of which are in this process, in `session`, which has begun
-// with `plan`. Refuses, before anything is written, what Schedule::Make refuses.
-LOADPLAN_API absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards,
-                                     ReloadSession& session);
+// with `plan`. Refuses, before anything is written, what Schedule::Make refuses. Without `must_hold`
+// names that have no shards are left to other calls.
+LOADPLAN_API absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& session,
+                                     bool must_hold = true);
 
 }  // namespace loadplan
 

@@ -1,5 +1,6 @@
 #include "transfer/landing.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "backend/convert.h"
@@ -28,8 +29,13 @@ std::vector<std::int32_t> EntriesWithoutParts(const Schedule& schedule, std::int
   }
   std::vector<std::int32_t> entries;
   for (std::size_t i = 0; i < has_parts.size(); ++i) {
+    const auto entry = static_cast<std::int32_t>(i);
     if (has_parts[i] || plan.entries()[i].kind == EntryKind::kUnneeded) continue;
-    entries.push_back(static_cast<std::int32_t>(i));
+    // What is read and has no parts is left to other calls.
+    const std::vector<Box> reads = plan.Reads(entry);
+    if (std::ranges::all_of(reads, [](const Box& box) { return box.num_elements() == 0; })) {
+      entries.push_back(entry);
+    }
   }
   return entries;
 }

@@ -60,7 +60,7 @@ Box WithInterval(const Box& box, std::size_t dim, Interval interval) {
 
 absl::StatusOr<NameClass> MakeNameClass(const std::string& name,
                                         std::span<const TableStatement> statements,
-                                        bool must_cover) {
+                                        const HoldRules& rules) {
   NameClass result;
   std::vector<ShardPiece> held;
   std::vector<ShardPiece> needed;
@@ -76,8 +76,9 @@ absl::StatusOr<NameClass> MakeNameClass(const std::string& name,
   }
   result.shape = statements.front().geometry->shape;
   result.dtype = statements.front().geometry->dtype;
+  if (!is_held && !rules.needed) return result;
   absl::StatusOr<std::vector<OwnedBox>> shards =
-      DistinctBoxes(name, result.shape, held, must_cover && is_held);
+      DistinctBoxes(name, result.shape, held, rules.whole && is_held);
   if (!shards.ok()) return WithAbsent(shards.status(), statements);
   std::erase_if(needed, [](const ShardPiece& piece) { return piece.box.num_elements() == 0; });
   std::ranges::stable_sort(needed, {}, &ShardPiece::rank);

@@ -54,11 +54,17 @@ struct TableStatement {
   bool is_held = false;
 };
 
+// What has to be held of a tensor.
+struct HoldRules {
+  bool whole = true;   // all of it, where some of it is
+  bool needed = true;  // some of it, where some rank needs it
+};
+
 // The items of a class; chunks are not cut yet, and `senders` are all ranks that hold the box.
 // Errors as Schedule::Make. `name` is one of the class, for messages.
 absl::StatusOr<NameClass> MakeNameClass(const std::string& name,
                                         std::span<const TableStatement> statements,
-                                        bool must_cover);
+                                        const HoldRules& rules);
 
 // Cuts `box` into boxes of `max_nbytes` at most (one element at least), in row-major order, each
 // contiguous in a row-major copy of `box`.

@@ -70,7 +70,8 @@ absl::StatusOr<Schedule> Schedule::Make(std::span<const RankTables> ranks,
     std::int32_t& index = At(class_of_state, state);
     if (index == kNew) {
       absl::StatusOr<NameClass> made =
-          MakeNameClass(names[i], folding.StatementsOf(state), options.must_cover);
+          MakeNameClass(names[i], folding.StatementsOf(state),
+                        {.whole = options.must_cover, .needed = options.must_hold});
       if (!made.ok()) return made.status();
       index = made->items.empty() ? -1 : static_cast<std::int32_t>(schedule.classes_.size());
       if (index >= 0) schedule.classes_.push_back(*std::move(made));

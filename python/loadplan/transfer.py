@@ -26,17 +26,20 @@ MIB = 1 << 20
 
 
 def load_shards(
-    model: Model, plan: LoadPlan, shards: AnyShards
+    model: Model, plan: LoadPlan, shards: AnyShards, *, missing: str = "error"
 ) -> None:
     """Lands tensors whose shards are all in this process, in an active reload.
 
     What is wrong with the shards (a gap, an overlap with two values, another shape or dtype than
-    declared) is found before the first write, and fails the reload.
+    declared) is found before the first write, and fails the reload.  So is a name that the plan
+    needs and that has no shards; with ``missing="skip"`` it is left to other calls, and
+    `finish_reload` asks for it unless ``partial`` leaves it out.
     """
+    all_held = _all_held(missing)
     session = session_of(model)
     with step(session, "load_shards"):
         session.begin(plan)
-        session.handle.load_shards(plan._handle, _shards_of(shards)._up_to_date())
+        session.handle.load_shards(plan._handle, _shards_of(shards)._up_to_date(), all_held)
         landed(session)
 
 
@@ -95,9 +98,10 @@ class ShardSchedule:
         timeout: float,
         max_bytes_in_flight: int,
         bucket_nbytes: int,
+        missing: str,
     ) -> None:
         self._handle: Any = classes.ShardExchange(
-            _boxed(group), timeout, max_bytes_in_flight, bucket_nbytes
+            _boxed(group), timeout, max_bytes_in_flight, bucket_nbytes, _all_held(missing)
         )
         with _telling(lambda words: self._handle.connect(None, None, words)):
             held = None if shards is None else _shards_of(shards)._up_to_date()
@@ -123,6 +127,7 @@ def schedule_shards(
     timeout: float = 60.0,
     max_bytes_in_flight: int = 256 * MIB,
     bucket_nbytes: int = 8 * MIB,
+    missing: str = "error",
 ) -> ShardSchedule:
     """Plans the updates of a group: called by all its ranks, once for many updates.
 
@@ -131,9 +136,11 @@ def schedule_shards(
     its name) should be one of its own: ``torch.distributed.new_group()``.
 
     Raises on every rank when shards and plans do not fit (a needed box that nobody holds, another
-    shape or dtype), or when some rank does not come within ``timeout`` seconds.
+    shape or dtype), or when some rank does not come within ``timeout`` seconds.  With
+    ``missing="skip"``, on all ranks, names that nobody holds (frozen ones, all but an adapter) are
+    left out: they come by other calls, or not at all with ``finish_reload(partial=[...])``.
     """
-    return ShardSchedule(group, shards, plan, timeout, max_bytes_in_flight, bucket_nbytes)
+    return ShardSchedule(group, shards, plan, timeout, max_bytes_in_flight, bucket_nbytes, missing)
 
 
 def exchange_shards(
@@ -197,7 +204,9 @@ def load_files_together(
     disjoint ranges and send one another what they read, as trainers send shards.  The files hold
     every name that the plans need.  Errors as in `exchange_shards`.
     """
-    exchange = classes.ShardExchange(_boxed(group), timeout, max_bytes_in_flight, bucket_nbytes)
+    exchange = classes.ShardExchange(
+        _boxed(group), timeout, max_bytes_in_flight, bucket_nbytes, True
+    )
 
     def tell(words: str) -> None:
         exchange.connect(None, None, words)
@@ -241,6 +250,12 @@ def _telling(tell: Callable[[str], object]) -> Iterator[None]:
         with contextlib.suppress(Exception):
             tell(f"{type(error).__name__}: {error}")
         raise
+
+
+def _all_held(missing: str) -> bool:
+    if missing not in ("error", "skip"):
+        raise ValueError(f"missing={missing!r}; expected 'error' or 'skip'")
+    return missing == "error"
 
 
 def _shards_of(shards: AnyShards) -> Shards:

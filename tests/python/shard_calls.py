@@ -136,6 +136,53 @@ def moved(context: Context) -> None:
     context.report("received")
 
 
+def part_of_the_names(context: Context) -> None:
+    """Adapters only: what is frozen is held by nobody.  Rank 0 trains and infers."""
+    group = dist.new_group()
+    weights = {"frozen": torch.ones(3), "adapter": torch.ones(4, 2), "nothing": torch.ones(0)}
+    shards = loadplan.Shards(whole({"adapter": weights["adapter"]})) if context.rank == 0 else None
+    model, plan = planned(weights)
+    schedule = loadplan.schedule_shards(
+        group, shards=shards, plan=plan, missing="skip", timeout=30
+    )
+    for update in range(2):
+        loadplan.start_reload(model)
+        if update == 0:
+            loadplan.load_planned(model, plan, [("frozen", weights["frozen"])])
+        weights["adapter"].add_(1)
+        loadplan.exchange_shards(schedule, shards=shards, model=model, plan=plan)
+        partial = ["adapter", "nothing"] if update else None
+        loadplan.finish_reload(model, partial=partial)
+        assert torch.equal(model.live["adapter"], torch.full((4, 2), 2.0 + update))
+        assert torch.equal(model.live["frozen"], torch.ones(3))
+    context.report("updated")
+
+
+def in_own_memory(context: Context) -> None:
+    """A trainer whose shards lie in the memory of the engine: rows change places, in place."""
+    group = dist.new_group()
+    rows = torch.arange(8.0).reshape(4, 2)
+    model = Copies({"w": rows})
+    model.live["w"].copy_(rows)
+    loadplan.start_reload(model)
+    plan = loadplan.plan_loads(model, {"w": rows})
+    loadplan.abort_reload(model)
+    halves = [model.live["w"][2:], model.live["w"][:2]]
+    pieces = [
+        (rank, ((2 * rank, 2 * rank + 2), (0, 2)), halves[rank] if rank == context.rank else None)
+        for rank in range(2)
+    ]
+    shards = loadplan.Shards({"w": pieces}, {"w": rows})
+    schedule = loadplan.schedule_shards(
+        group, shards=shards, plan=plan, timeout=30, bucket_nbytes=8
+    )
+    loadplan.start_reload(model)
+    loadplan.exchange_shards(schedule, shards=shards, model=model, plan=plan)
+    loadplan.finish_reload(model)
+    assert torch.equal(model.live["w"], torch.cat([rows[2:], rows[:2]])), model.live["w"]
+    context.report("updated")
+
+
 def broadcast(context: Context, case: str) -> None:
     group = dist.new_group()
     weights = {f"w{i}": torch.full((3, 5), float(i)) for i in range(4)}

@@ -34,6 +34,12 @@ def test_shards_follow_parameters_that_are_moved() -> None:
     assert [report.label for report in reports] == ["sent", "sent", "received"]
 
 
+@pytest.mark.parametrize("case", ["part_of_the_names", "in_own_memory"])
+def test_ranks_that_train_and_infer(case: str) -> None:
+    reports = shard_ranks.launch(2, getattr(shard_calls, case))
+    assert [report.label for report in reports] == ["updated"] * 2
+
+
 def test_broadcast_out_of_one_buffer() -> None:
     """A sender may use the memory of a tensor again as soon as the next one is asked for."""
     reports = shard_ranks.launch(3, shard_calls.broadcast, "one buffer")

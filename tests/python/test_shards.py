@@ -260,6 +260,29 @@ def test_name_without_shards() -> None:
         load_by_shards(live, copy_rows, metas, {"w": [(0, ((0, 4), (0, 4)), FULL)]})
 
 
+def test_names_without_shards_are_left_to_other_calls() -> None:
+    live = {name: torch.zeros(4) for name in ("a", "b", "c")}
+    model = targets_of(live, copy_rows)
+    shards = {name: [(0, ((0, 4),), torch.full((4,), value))] for name, value in (("a", 1.0), ("b", 2.0))}
+    metas = {name: ((4,), F32) for name in live}
+    loadplan.start_reload(model)
+    plan = loadplan.plan_loads(model, metas)
+    loadplan.load_shards(model, plan, {"a": shards["a"]}, missing="skip")
+    loadplan.load_shards(model, plan, {"b": shards["b"]}, missing="skip")
+    with pytest.raises(RuntimeError, match="`c`"):
+        loadplan.finish_reload(model)
+    loadplan.load_planned(model, plan, [("c", torch.full((4,), 3.0))])
+    loadplan.finish_reload(model)
+    assert [tensor[0].item() for tensor in live.values()] == [1, 2, 3]
+    # What some shards of are there is still needed whole.
+    loadplan.start_reload(model)
+    with pytest.raises(ValueError, match=r"`a` is \(2,\) float32 on rank 0 and \(4,\) float32"):
+        part = {"a": [(0, ((0, 2),), torch.ones(2))]}
+        loadplan.load_shards(model, plan, part, missing="skip")
+    with pytest.raises(ValueError, match="missing='no'; expected 'error' or 'skip'"):
+        loadplan.load_shards(model, plan, shards, missing="no")
+
+
 # C1, C2: experts of two ranks' shards into the fused tensors of TP rank 1.
 def test_experts() -> None:
     generator = torch.Generator().manual_seed(1)
@@ -503,6 +526,14 @@ def test_layout_of_stages() -> None:
         pieces(layout, "layers.7.w", 4)
 
 
+def test_layout_of_interleaved_stages() -> None:
+    layout = loadplan.ParallelLayout(pp=2, vpp=2, layer=r"layers\.(\d+)\.", num_layers=8)
+    stages = [pieces(layout, f"layers.{i}.w", 4)[0][0] for i in range(8)]
+    assert stages == [0, 0, 1, 1, 0, 0, 1, 1]
+    with pytest.raises(ValueError, match="pp=2 times vpp=3 needs `layer` and a `num_layers`"):
+        loadplan.ParallelLayout(pp=2, vpp=3, layer="l", num_layers=8)
+
+
 def test_layouts_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="`q` has 5 elements, which 2 ranks cannot share evenly"):
         pieces(loadplan.ParallelLayout(tp=2, tp_dims={"q": 0}), "q", 5)
@@ -512,11 +543,3 @@ def test_layouts_that_cannot_be() -> None:
         loadplan.ParallelLayout(tp=2, ep=2, expert="e", num_experts=7)
     with pytest.raises(ValueError, match="pp=2 needs `layer`"):
         loadplan.ParallelLayout(pp=2)
-def test_layout_of_interleaved_stages() -> None:
-    layout = loadplan.ParallelLayout(pp=2, vpp=2, layer=r"layers\.(\d+)\.", num_layers=8)
-    stages = [pieces(layout, f"layers.{i}.w", 4)[0][0] for i in range(8)]
-    assert stages == [0, 0, 1, 1, 0, 0, 1, 1]
-    with pytest.raises(ValueError, match="pp=2 times vpp=3 needs `layer` and a `num_layers`"):
-        loadplan.ParallelLayout(pp=2, vpp=3, layer="l", num_layers=8)
-
-

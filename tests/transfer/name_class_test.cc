@@ -38,7 +38,7 @@ TEST(NameClassTest, ColumnsOutOfRows) {
       {4, 8}, kFloat32, {{4, Box({{0, 4}, {0, 4}})}, {5, Box({{0, 4}, {4, 8}})}}};
   const std::vector<TableStatement> statements = {{&held, &kHolders, true},
                                                   {&needed, &kReceivers, false}};
-  const auto made = MakeNameClass("w", statements, true);
+  const auto made = MakeNameClass("w", statements, {});
   ASSERT_THAT(made, IsOk());
   ASSERT_EQ(made->items.size(), 4U);
   EXPECT_EQ(made->num_receivers, 2);
@@ -54,7 +54,7 @@ TEST(NameClassTest, OnlyWhatARankSaysOfItselfCounts) {
   const TensorGeometry needed{{4}, kFloat32, {{4, Box({{1, 3}})}}};
   const std::vector<TableStatement> statements = {{&held, &one, true},
                                                   {&needed, &kReceivers, false}};
-  const auto made = MakeNameClass("w", statements, true);
+  const auto made = MakeNameClass("w", statements, {});
   ASSERT_THAT(made, IsOk());
   EXPECT_THAT(made->items.at(0).senders, ElementsAre(1));
 }
@@ -64,12 +64,12 @@ TEST(NameClassTest, OtherShapeOrDtype) {
   TensorGeometry needed{{4, 3}, kFloat32, {{4, Box({{0, 4}, {0, 3}})}}};
   const std::vector<TableStatement> statements = {{&held, &kHolders, true},
                                                   {&needed, &kReceivers, false}};
-  EXPECT_THAT(MakeNameClass("w", statements, true),
+  EXPECT_THAT(MakeNameClass("w", statements, {}),
               StatusIs(kInvalid, HasSubstr("`w` is (4, 2) float32 on rank 0 and (4, 3) float32 on "
                                            "rank 4")));
   needed.shape = {4, 2};
   needed.dtype = kBFloat16;
-  EXPECT_THAT(MakeNameClass("w", statements, true), StatusIs(kInvalid, HasSubstr("bfloat16")));
+  EXPECT_THAT(MakeNameClass("w", statements, {}), StatusIs(kInvalid, HasSubstr("bfloat16")));
 }
 
 TEST(NameClassTest, NeededAndHeldByNobody) {
@@ -77,13 +77,13 @@ TEST(NameClassTest, NeededAndHeldByNobody) {
   const TensorGeometry needed{{4}, kFloat32, {{4, Box({{1, 4}})}}};
   std::vector<TableStatement> statements = {{&held, &kHolders, true},
                                             {&needed, &kReceivers, false}};
-  EXPECT_THAT(MakeNameClass("w", statements, true),
+  EXPECT_THAT(MakeNameClass("w", statements, {}),
               StatusIs(kInvalid, HasSubstr("no rank holds [2:4]")));
-  EXPECT_THAT(MakeNameClass("w", statements, false),
+  EXPECT_THAT(MakeNameClass("w", statements, {.whole = false}),
               StatusIs(kInvalid, AllOf(HasSubstr("rank 4 needs [1:4] of `w`"),
                                        HasSubstr("no rank holds [2:4]"))));
   statements.erase(statements.begin());
-  EXPECT_THAT(MakeNameClass("w", statements, true),
+  EXPECT_THAT(MakeNameClass("w", statements, {}),
               StatusIs(kInvalid, HasSubstr("no rank holds [1:4]")));
 }
 
