@@ -252,7 +252,8 @@ def _fails_on_real_data(func: Any, args: Any, kwargs: Any) -> bool:
             span = 1 + sum((n - 1) * s for n, s in zip(value.shape, value.stride(), strict=True))
             # Memory that nobody touches costs nothing, whatever its size.
             flat = torch.zeros(max(span, 0) if value.numel() else 0, dtype=value.dtype)
-            return flat.as_strided(value.shape, value.stride())
+            # A leaf that requires grad, or a view of one, must not be written in place.
+            return flat.as_strided(value.shape, value.stride()).requires_grad_(_shows_a_leaf(value))
         if isinstance(value, (list, tuple)):
             return type(value)([stand_in(item) for item in value])
         if isinstance(value, dict):
@@ -260,11 +261,16 @@ def _fails_on_real_data(func: Any, args: Any, kwargs: Any) -> bool:
         return value
 
     try:
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch._C.DisableTorchFunction():
             func(*stand_in(args), **stand_in(kwargs))
     except Exception:
         return True
     return False
+
+
+def _shows_a_leaf(tensor: Tensor) -> bool:
+    base = tensor._base if tensor._is_view() else tensor
+    return tensor.requires_grad and base is not None and base.is_leaf
 
 
 # Threads take part in the pass of the thread that starts them; others see nothing of it.
