@@ -19,6 +19,7 @@
 #include "backend/loader_line.h"
 #include "backend/movement.h"
 #include "backend/native_meta.h"
+#include "backend/result_layout.h"
 #include "backend/trace_tensor.h"
 #include "backend/watcher.h"
 
@@ -432,11 +433,14 @@ bool OperatorCall::AnswerWithStandIns() {
 }
 
 // False where only values could tell what comes of it.
-bool OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack) {
+bool OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack, bool& layout_is_sure) {
+  layout_is_sure = true;
   if (op_.hasTag(at::Tag::data_dependent_output)) return false;
   const at::AutoDispatchBelowAutograd no_autograd;
   try {
-    if (!RunNativeMeta(op_.operator_name(), stack)) op_.callBoxed(&stack);
+    if (RunNativeMeta(op_.operator_name(), stack)) return true;
+    layout_is_sure = LayoutIsSure(op_, stack);
+    op_.callBoxed(&stack);
     return true;
   } catch (const c10::NotImplementedError&) {
     // The operator has no meta kernel: its result depends on values.
@@ -459,12 +463,19 @@ void OperatorCall::RecordNode() {
     TORCH_CHECK_NOT_IMPLEMENTED(arg.element < 0, "`", name(), "` writes a list of tensors, which cannot be traced");
     mutated.emplace_back(arg.tensor, returned[arg.position].toTensor());
   }
-  if (!RunOnMeta(returned)) {
+  bool layout_is_sure = false;
+  if (!RunOnMeta(returned, layout_is_sure)) {
     if (AnswerWithStandIns()) return;
     RefuseValueRead(session_, name(), Symbolic());
   }
   const std::vector<at::Tensor> fresh = FreshOutputs(schema_, returned);
-  for (const at::Tensor& output : fresh) program->results.push_back(MetaOf(output));
+  record.is_elementwise = IsElementwise(op_);
+  record.layout_is_unsure = !fresh.empty() && !layout_is_sure;
+  for (const at::Tensor& output : fresh) {
+    if (output.layout() != at::kStrided)
+      record.not_replayable = absl::StrCat("`", name(), "` gives no strided tensor");
+    program->results.push_back(MetaOf(output));
+  }
   for (const auto& [original, meta] : mutated) {
     TORCH_CHECK_NOT_IMPLEMENTED(original.sizes() == meta.sizes(), "`", name(), "` resizes its output, which cannot be traced");
     program->results.push_back(MetaOf(meta));

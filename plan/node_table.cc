@@ -101,10 +101,19 @@ ResolvedNode NodeTable::ResolveInputs(NodeId node) const {
   return result;
 }
 
+// A sum is rounded in the order of its strides. Where those are unsure, so are the bits.
 void NodeTable::Summarise(NodeId node) {
+  const NodeRecord& record = log_.nodes[static_cast<size_t>(node)];
   ResolvedNode& result = *nodes_[static_cast<size_t>(node)];
+  result.layout_is_unsure = record.layout_is_unsure;
   for (const NodeId need : result.needs) {
     const ResolvedNode& other = *nodes_[static_cast<size_t>(need)];
+    result.layout_is_unsure |= other.layout_is_unsure;
+    if (other.layout_is_unsure && !record.is_elementwise && result.obstacle.empty()) {
+      result.obstacle = NotReplayableReason(
+          record.op, absl::StrCat("it reads what `", log_.nodes[static_cast<size_t>(need)].op,
+                                  "` computed, in a layout that only a real call tells"));
+    }
     result.names.insert(result.names.end(), other.names.begin(), other.names.end());
     result.reads_live |= other.reads_live;
     if (result.obstacle.empty()) result.obstacle = other.obstacle;

@@ -19,6 +19,7 @@ struct ResolvedNode {
   std::vector<std::int32_t> names;  // sources behind it, transitively; sorted
   std::vector<NodeId> needs;        // nodes whose outputs it reads; sorted
   bool reads_live = false;          // bytes that were live before, transitively
+  bool layout_is_unsure = false;    // of its outputs
   std::string obstacle;             // why it cannot run again, operator included; else empty
 };
 

@@ -88,6 +88,10 @@ struct NodeRecord {
   // inputs; else why not. A name whose bytes reach a target through such a node
   // is a fallback with this reason.
   std::string not_replayable;
+  // A real call may order the strides of its outputs otherwise than the trace saw.
+  bool layout_is_unsure = false;
+  // The bits of its outputs do not depend on the strides of its inputs.
+  bool is_elementwise = false;
 };
 
 // A read that only real bytes could have answered (`item`, a branch, a data

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._curious import is_trace
 from .targets import Targets
@@ -27,7 +28,12 @@ class Bindings:
         self._moved: list[str] = []
         self._named = targets.named()
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            self._aliases = {name: tensor.detach() for name, tensor in self._named.items()}
+            # A tensor that wraps others has no memory of its own.
+            self._aliases = {
+                name: tensor.detach()
+                for name, tensor in self._named.items()
+                if not is_traceable_wrapper_subclass(tensor)
+            }
         # (where, mapping, what it held, whether a change is one of targets)
         self._mappings: list[tuple[str, Any, dict[str, Any], bool]] = []
         root = targets.targets
@@ -69,8 +75,9 @@ class Bindings:
                 else:
                     del mapping[key]
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            for name, tensor in self._named.items():
-                if _same_place(tensor, self._aliases[name]):
+            for name, alias in self._aliases.items():
+                tensor = self._named[name]
+                if _same_place(tensor, alias):
                     continue
                 rebound.append(f"{name}.data")
                 # Torch lets a live tensor become a trace tensor without asking any kernel.
@@ -78,7 +85,7 @@ class Bindings:
                     tracer.refuse(tensor, f"{name}.data = ...", "")
                 else:
                     self._moved.append(name)
-                tensor.data = self._aliases[name]
+                tensor.data = alias
         self.rebound = tuple(rebound)
 
     def refuse_rebound_targets(self) -> None:
