@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "backend/convert.h"
 #include "backend/mode.h"
+#include "backend/watcher.h"
 #include "geometry/overlap.h"
 
 namespace loadplan {
@@ -71,6 +72,7 @@ std::vector<TargetRegion> CallWatch::TakeWritten() {
 
 void CallWatch::Check(const at::Tensor& tensor, const std::string& op, bool written) {
   if (!tensor.defined() || !tensor.has_storage() || tensor.layout() != at::kStrided) return;
+  if (IsWrapper(tensor)) return;  // its memory is that of the tensors inside
   const StorageId storage = targets_->Find(tensor.storage().unsafeGetStorageImpl());
   if (storage < 0) {
     if (!written || !keep_) return;

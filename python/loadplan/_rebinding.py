@@ -28,12 +28,7 @@ class Bindings:
         self._moved: list[str] = []
         self._named = targets.named()
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            # A tensor that wraps others has no memory of its own.
-            self._aliases = {
-                name: tensor.detach()
-                for name, tensor in self._named.items()
-                if not is_traceable_wrapper_subclass(tensor)
-            }
+            self._aliases = {name: tensor.detach() for name, tensor in self._named.items()}
         # (where, mapping, what it held, whether a change is one of targets)
         self._mappings: list[tuple[str, Any, dict[str, Any], bool]] = []
         root = targets.targets
@@ -42,8 +37,10 @@ class Bindings:
         else:
             for name, module in root.named_modules():
                 self._snapshot_module(name, module)
-        for name, tensor in self._named.items():
-            self._mappings.append((name, tensor.__dict__, dict(tensor.__dict__), False))
+        for name, tensor in {**targets.outer(), **self._named}.items():
+            holds_targets = is_traceable_wrapper_subclass(tensor)
+            attributes = tensor.__dict__
+            self._mappings.append((name, attributes, dict(attributes), holds_targets))
 
     def _snapshot_module(self, name: str, module: nn.Module) -> None:
         for slot in _SLOTS:
@@ -75,9 +72,8 @@ class Bindings:
                 else:
                     del mapping[key]
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            for name, alias in self._aliases.items():
-                tensor = self._named[name]
-                if _same_place(tensor, alias):
+            for name, tensor in self._named.items():
+                if _same_place(tensor, self._aliases[name]):
                     continue
                 rebound.append(f"{name}.data")
                 # Torch lets a live tensor become a trace tensor without asking any kernel.
@@ -85,7 +81,7 @@ class Bindings:
                     tracer.refuse(tensor, f"{name}.data = ...", "")
                 else:
                     self._moved.append(name)
-                tensor.data = alias
+                tensor.data = self._aliases[name]
         self.rebound = tuple(rebound)
 
     def refuse_rebound_targets(self) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Weights: TypeAlias = Iterable[tuple[str, Tensor]]
 LoadWeights: TypeAlias = Callable[[Weights], Any]
@@ -59,7 +60,13 @@ class Targets:
         return loader
 
     def named(self) -> dict[str, Tensor]:
-        """Every name, as it is now."""
+        """Every name, as it is now; for a tensor that wraps others theirs: `w.qdata`, `w.scale`."""
+        return dict(
+            inner for name, tensor in self.outer().items() for inner in _with_memory(name, tensor)
+        )
+
+    def outer(self) -> dict[str, Tensor]:
+        """The same, where a tensor that wraps others stands for them."""
         if isinstance(self.targets, Mapping):
             return dict(self.targets)
         named: dict[str, Tensor] = dict(self.targets.named_parameters(remove_duplicate=False))
@@ -90,6 +97,17 @@ class Targets:
 
     def layers(self) -> list[Any]:
         return list(self.named_layers().values())
+
+
+def _with_memory(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that hold the bytes of one: itself, or what it wraps."""
+    if not isinstance(tensor, Tensor) or not is_traceable_wrapper_subclass(tensor):
+        yield name, tensor
+        return
+    for attribute in tensor.__tensor_flatten__()[0]:
+        inner = getattr(tensor, attribute)
+        if isinstance(inner, Tensor):  # a DTensor counts its mesh among them
+            yield from _with_memory(f"{name}.{attribute}", inner)
 
 
 Model: TypeAlias = "nn.Module | Targets"
