@@ -29,6 +29,9 @@ class LayerPlaces:
             named = dict(layer)
             self._slots = [(layer, named)] if isinstance(layer, MutableMapping) else []
         # A tensor that wraps others has no memory of its own.
+        for tensor in named.values():
+            if tensor is not None and is_traceable_wrapper_subclass(tensor):
+                self._slots.append((tensor.__dict__, dict(tensor.__dict__)))
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             self._aliases = [
                 (tensor, tensor.detach())

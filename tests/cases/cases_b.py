@@ -1,11 +1,10 @@
 """More public bug reports of people who move weights, each as a small loader.
 
-The format is that of ``harness.py``.  Three keys are read by ``test_more_cases.py`` alone:
+The format is that of ``harness.py``.  Two keys are read by ``test_more_cases.py`` alone:
 
   derived      names of which the plan computes bytes itself; every other name that is not direct or
                unneeded goes through the loader
-  hands_module the targets are those of a module: the package gets the module, not the mapping
-  unused       target names that a bucket-wise arrival leaves as they are
+  saves        False: the plan cannot be saved, since its loader reads tensors that are no targets
 """
 
 from __future__ import annotations
@@ -24,6 +23,17 @@ from torch.nn import functional as F
 
 BF, F16, F32, F8 = torch.bfloat16, torch.float16, torch.float32, torch.float8_e4m3fn
 U8, I8, I32, I64, E8M0 = torch.uint8, torch.int8, torch.int32, torch.int64, torch.float8_e8m0fnu
+
+
+class MemoryOf(dict):
+    """Tensors that hold the bytes of a module's parameters, where those hold none themselves.
+
+    Targets with a ``module`` are handed over as that module.
+    """
+
+    def __init__(self, module: nn.Module, **memory: Tensor) -> None:
+        super().__init__(memory)
+        self.module = module
 
 
 class LiveView(Mapping):
@@ -664,7 +674,8 @@ def case_physical_slots_from_a_map_tensor():
             elif (slot := mine[int(name[0])].item()) != -1:
                 t["local"].data[slot].copy_(w)
 
-    return make_case(T, ck, load, dict.fromkeys(ck, "direct") | {"0.l": "unneeded"})
+    names = dict.fromkeys(ck, "direct") | {"0.l": "unneeded"}
+    return make_case(T, ck, load, names, saves=False)
 
 
 def case_padded_hidden_size_keeps_its_padding():
@@ -922,7 +933,7 @@ def case_nibbles_in_another_order():
             t[name].data.copy_(w if name == "scales" else repack(w))
 
     names = {"qweight": "fallback", "qzeros": "fallback", "scales": "direct"}
-    return make_case(T, ck, load, names, derived=["qweight", "qzeros"])
+    return make_case(T, ck, load, names, derived=["qweight", "qzeros"], saves=False)
 
 
 def case_signed_nibbles_packed_without_a_mask():
@@ -1055,7 +1066,6 @@ def rebinding(load_one, *, tied: bool = False):
         {n: "either" for n in ck},
         rebind=True,
         says=["embed", "head", "norm", "weight"],
-        hands_module=True,
         no_oracle=True,
         updates=[],
     )
@@ -1138,7 +1148,6 @@ def case_state_dict_without_the_counter():
         ck,
         lambda t, weights: t.module.load_weights(weights),
         "direct",
-        hands_module=True,
         required=list(ck),
     )
 
@@ -1166,7 +1175,6 @@ def case_state_dict_refused_is_whole():
         "direct",
         plan="error",
         says=["table"],
-        hands_module=True,
         updates=[],
     )
 
@@ -1207,7 +1215,7 @@ def case_weight_norm_under_new_names():
         "conv.weight_v": rnd((2, 2, 2), F32, 3),
         "conv.bias": rnd((2,), F32, 4),
     }
-    return make_case(view, ck, lambda t, weights: t.module.load_weights(weights), "direct", hands_module=True)
+    return make_case(view, ck, lambda t, weights: t.module.load_weights(weights), "direct")
 
 
 def case_weight_assigned_through_its_parametrisation():
@@ -1236,7 +1244,6 @@ def case_weight_assigned_through_its_parametrisation():
         {"lin.weight": "either", "lin.bias": "either"},
         rebind=True,
         says=["lin"],
-        hands_module=True,
         no_oracle=True,
         updates=[],
     )
@@ -1440,3 +1447,144 @@ def case_master_weights_through_a_smaller_dtype():
             t[name].data.copy_(w.to(BF).to(t[name].dtype))
 
     return make_case(T, ck, load, {"w": "fallback", "x": "direct"}, derived=["w"])
+
+
+def case_coordinates_made_a_sparse_tensor():
+    """kvcache-ai/Mooncake#3747: the pieces of a delta are put together as a COO tensor, which no plan can
+    follow; what comes beside it is in the same dict."""
+    T = {"w": rnd((3, 4), F32, 1), "norm": rnd((4,), BF, 2)}
+    ck = {"w.at": torch.tensor([[0, 2], [1, 3]]), "norm": rnd((4,), BF, 3), "w.values": rnd((2,), F32, 4)}
+
+    def load(t, weights):
+        got = dict(weights)
+        t["norm"].data.copy_(got["norm"])
+        t["w"].data.copy_(torch.sparse_coo_tensor(got["w.at"], got["w.values"], (3, 4)).to_dense())
+
+    other = new_like(ck, 60) | {"w.at": torch.tensor([[2, 0], [1, 1]])}
+    names = {"w.at": "group", "w.values": "group", "norm": "either"}
+    return make_case(T, ck, load, names, updates=[other], no_oracle=True)
+
+
+def case_unchanged_tensors_are_skipped():
+    """radixark/miles#881: what equals the live bytes is not copied again."""
+    T = {"a": rnd((3, 4), BF, 1), "b": rnd((4,), F32, 2)}
+    ck = {"a": rnd((3, 4), BF, 3), "b": rnd((4,), F32, 4)}
+
+    def load(t, weights):
+        for name, w in weights:
+            if not torch.equal(t[name].data, w):
+                t[name].data.copy_(w)
+
+    again = {"a": ck["a"].clone(), "b": rnd((4,), F32, 5)}
+    return make_case(
+        T, ck, load, "fallback", updates=[again], value_read=["a", "b"], required=[], no_oracle=True
+    )
+
+
+def case_flat_buffer_cut_by_the_loader():
+    """sgl-project/sglang#8079, #12664: one flat tensor of bytes; views of other dtypes are cut from it, one at
+    an offset that its dtype does not divide."""
+    T = {"a": rnd((3, 4), F32, 1), "b": rnd((3,), BF, 2), "c": rnd((2,), F32, 3)}
+    ck = {"flat": rnd((6 + 2 + 48 + 1 + 8,), U8, 4)}
+
+    def load(t, weights):
+        for _, w in weights:
+            t["b"].data.copy_(w[:6].view(BF))
+            t["a"].data.copy_(w[8:56].view(F32).reshape(3, 4))
+            t["c"].data.copy_(w[57:].clone().view(F32))
+
+    return make_case(T, ck, load, "direct", boxes={"flat": [((0, 6),), ((8, 56),), ((57, 65),)]})
+
+
+def quantised(w: Tensor) -> tuple[Tensor, Tensor]:
+    scale = w.abs().amax(1, keepdim=True) / 127
+    return (w / scale).round().to(I8), scale
+
+
+class Int8Tensor(Tensor):
+    """A wrapper as torchao has them: `copy_` of a plain tensor quantises it."""
+
+    @staticmethod
+    def __new__(cls, qdata: Tensor, scale: Tensor):
+        return Tensor._make_wrapper_subclass(cls, qdata.shape, dtype=F32)
+
+    def __init__(self, qdata: Tensor, scale: Tensor) -> None:
+        self.qdata, self.scale = qdata, scale
+
+    def __tensor_flatten__(self):
+        return ["qdata", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner, context, size, stride):
+        return cls(inner["qdata"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].qdata.detach(), args[0].scale.detach())
+        assert func is torch.ops.aten.copy_.default, func
+        to, w = args[:2]
+        qdata, scale = (w.qdata, w.scale) if isinstance(w, cls) else quantised(w)
+        to.qdata.copy_(qdata)
+        to.scale.copy_(scale)
+        return to
+
+
+def wrapped(load_one) -> dict:
+    module = nn.Module()
+    inner = Int8Tensor(rnd((3, 4), I8, 1), rnd((3, 1), F32, 2))
+    module.w = nn.Parameter(inner, requires_grad=False)
+    module.b = nn.Parameter(rnd((3,), F32, 3), requires_grad=False)
+    module.load_weights = lambda weights: [load_one(module, name, w) for name, w in weights] and None
+    T = MemoryOf(module, **{"w.qdata": inner.qdata, "w.scale": inner.scale, "b": module.b.data})
+    return dict(targets=T, load=lambda t, weights: t.module.load_weights(weights))
+
+
+def case_wrapper_that_quantises_what_is_copied():
+    """vllm-project/vllm#14231: the live parameter wraps codes and scales; the loader copies into it as into
+    any other, and the wrapper computes both."""
+
+    def load_one(module, name, w):
+        module.get_parameter(name).data.copy_(w)
+
+    ck = {"w": rnd((3, 4), F32, 5), "b": rnd((3,), F32, 6)}
+    # What a wrapper computes inside itself is hidden from the trace; `b` comes in the same call.
+    names = {"w": "fallback", "b": "either"}
+    return make_case(checkpoint=ck, names=names, required=["b"], value_read=["w"], **wrapped(load_one))
+
+
+def case_wrapper_filled_part_by_part():
+    """huggingface/diffusers#13751: `param.data = ...` of a wrapper changes nothing inside; here its parts are
+    copied, each under its own name."""
+
+    def load_one(module, name, w):
+        owner, _, part = name.partition(".")
+        param = getattr(module, owner)
+        (getattr(param, part) if part else param).data.copy_(w)
+
+    ck = {"w.qdata": rnd((3, 4), I8, 5), "b": rnd((3,), F32, 6), "w.scale": rnd((3, 1), F32, 7)}
+    return make_case(checkpoint=ck, names="direct", **wrapped(load_one))
+
+
+def case_copy_that_a_parameter_overrides():
+    """vllm-project/vllm#37010: for some quantised parameters `copy_` is taken over by __torch_function__, and
+    packs."""
+
+    class Packed(nn.Parameter):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            if func is Tensor.copy_:
+                with torch._C.DisableTorchFunctionSubclass():
+                    codes = (args[1] * 10).round().clamp(-8, 7).to(I8) & 15
+                    args[0].data.copy_(codes[:, ::2] | codes[:, 1::2] << 4)
+                return args[0]
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    T = {"w": Packed(rnd((3, 2), I8, 1), requires_grad=False), "b": rnd((3,), F32, 2)}
+    ck = {"w": rnd((3, 4), F32, 3), "b": rnd((3,), F32, 4)}
+
+    def load(t, weights):
+        for name, w in weights:
+            t[name].copy_(w)
+
+    return make_case(T, ck, load, {"w": "fallback", "b": "direct"}, derived=["w"])

@@ -274,3 +274,73 @@ def test_numbers_are_kept_in_a_plan_file(tmp_path: object) -> None:
     loadplan.load_planned(targets, plan, [("w", weight)])
     loadplan.finish_reload(targets)
     assert torch.equal(live["a"], weight.sum() * 0.3)
+
+
+# ------------------------------------------------------------------ what meta kernels do not know
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "svd": lambda w: torch.linalg.svd(w, full_matrices=False).Vh,
+    "fft": lambda w: torch.fft.hfft(w.T, n=5),
+    "divided": lambda w: torch.div(w.T, torch.tensor(0.3), rounding_mode="floor"),
+}
+
+
+@pytest.mark.parametrize("made", LAYOUTS)
+@pytest.mark.parametrize("between", ["", "elementwise"])
+def test_a_product_of_what_has_a_layout_of_its_own(made: str, between: str) -> None:
+    """Meta kernels give these other strides than the CPU's, and products are rounded by strides."""
+    shape = LAYOUTS[made](torch.ones(8, 33)).shape
+
+    def load(live: Live, weights: Weights) -> None:
+        for _, w in weights:
+            found = LAYOUTS[made](w)
+            found = found * 1.5 if between else found
+            live["a"].copy_(found @ found.T)
+
+    plan = check(
+        lambda: {"a": torch.ones(shape[0], shape[0])}, load, metas("w", shape=(8, 33))
+    )
+    assert re.search("matmul.*layout that only a real call tells", plan.entries["w"].reason)
+
+
+@pytest.mark.parametrize("made", LAYOUTS)
+def test_elements_of_what_has_a_layout_of_its_own(made: str) -> None:
+    """Copies and elementwise operators do not depend on strides."""
+    shape = LAYOUTS[made](torch.ones(8, 33)).shape
+
+    def load(live: Live, weights: Weights) -> None:
+        for _, w in weights:
+            live["a"].copy_(LAYOUTS[made](w) * 0.5)
+
+    plan = check(lambda: {"a": torch.ones(shape)}, load, metas("w", shape=(8, 33)))
+    assert kinds(plan) == {"w": "derived"}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_a_sparse_result_is_a_fallback() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            at = torch.tensor([[1, 3]], device=w.device)
+            live[name].copy_(torch.sparse_coo_tensor(at, w[:2], (4,)).to_dense())
+
+    plan = check(make, load, metas("a", "b"))
+    assert kinds(plan) == {"a": "fallback", "b": "fallback"}
+    assert "gives no strided tensor" in plan.entries["a"].reason
+
+
+# ------------------------------------------------------------------ errors that are the loader's own
+@pytest.mark.parametrize("view", [False, True])
+def test_a_leaf_that_is_written_with_gradients_on_refuses_the_plan(view: bool) -> None:
+    live = {"a": torch.ones(4), "b": torch.nn.Parameter(torch.ones(4))}
+
+    def load(weights: Weights) -> None:
+        for name, w in weights:
+            to = live[name]
+            if view:
+                to[1:].copy_(w[1:])
+            else:
+                to[:] = w
+
+    targets = Targets(live, load_weights=load)
+    with pytest.raises(RuntimeError, match="at checkpoint tensor `b`.*leaf Variable that requires"):
+        loadplan.plan_loads(targets, metas("a", "b"))
+    assert live["a"].eq(1).all()

@@ -92,3 +92,25 @@ def test_an_active_reload_is_refused() -> None:
     with pytest.raises(RuntimeError, match="idle model"):
         loadplan.verify(targets, plan, {})
     loadplan.abort_reload(targets)
+
+
+@pytest.mark.parametrize("way", ["data", "parameter"])
+def test_a_loader_that_moves_a_target_is_compared_too(way: str) -> None:
+    """Its name is a fallback, and an update brings the bytes back to where they belong."""
+    model = torch.nn.Linear(2, 2, bias=False)
+
+    def load_weights(weights):
+        for _, w in weights:
+            if way == "data":
+                model.weight.data = w.clone()
+            else:
+                model.weight = torch.nn.Parameter(w.clone())
+
+    model.load_weights = load_weights
+    before, address = model.weight.detach().clone(), model.weight.data_ptr()
+    loadplan.start_reload(model)
+    plan = loadplan.plan_loads(model, {"w": ((2, 2), torch.float32)})
+    loadplan.abort_reload(model)
+    assert loadplan.verify(model, plan, {"w": torch.ones(2, 2)}) == ()
+    assert torch.equal(model.weight, before)
+    assert model.weight.data_ptr() == address
