@@ -92,6 +92,15 @@ TraceSession* SessionFor(const char* op, std::initializer_list<at::Tensor> tenso
   return nullptr;
 }
 
+// Whether `op`, which writes only `self`, runs: the pass knows nothing of what lies there.
+bool RunsOnPlain(TraceSession& session, const at::Tensor& self, const char* op) {
+  const TouchedStorage touched = session.FindWritten(self);
+  const bool runs = touched.touch == Touch::kPlain;
+  if (!touched.is_kept && touched.touch != Touch::kTrace && !session.IsTarget(touched.storage))
+    session.NoteWrite(self, op, runs);
+  return runs;
+}
+
 // A constant in the dtype of `like`, as `copy_` and `fill_` convert it.
 at::Tensor ConstantLike(const at::Scalar& value, const at::Tensor& like) {
   return at::empty({}, at::TensorOptions(like.scalar_type())).fill_(value);
@@ -142,6 +151,7 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
   const TouchedStorage from = session->Find(src);
   if (from.touch == Touch::kPlain) session->NoteExternal(src);
   if (to.touch == Touch::kPlain && from.touch == Touch::kPlain) {
+    if (!to.is_kept) session->NoteWrite(self, "aten::copy_", /*runs=*/true);
     const ModeOff mode_off;
     return below();
   }
@@ -157,13 +167,16 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
         from.touch == Touch::kPlain ? src.resolve_conj().resolve_neg() : ResolveLazy(*session, src),
         non_blocking);
   }
+  const bool runs = to.touch == Touch::kPlain && from.touch == Touch::kKnown;
+  if (to.touch != Touch::kTrace && !session->IsTarget(to.storage))
+    session->NoteWrite(self, "aten::copy_", runs);
   if (from.touch == Touch::kPlain) {
     TORCH_CHECK(src.layout() == at::kStrided && !src.is_quantized(), "`copy_` from a sparse or quantised tensor cannot be traced");
     const ModeOff mode_off;
     session->RecordConstant(self, src.detach().to(self.scalar_type()));
     return self;
   }
-  if (to.touch == Touch::kPlain && from.touch == Touch::kKnown) {
+  if (runs) {
     const StorageGuards::Lift lift(session->guards(), StoragesOf({src}));
     const ModeOff mode_off;
     below();
@@ -178,7 +191,7 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
 at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Scalar& value) {
   TraceSession* const session = SessionFor("aten::fill_", {self});
   const ModeOff mode_off;
-  if (session == nullptr || IsWrapper(self) || session->FindWritten(self).touch == Touch::kPlain) {
+  if (session == nullptr || IsWrapper(self) || RunsOnPlain(*session, self, "aten::fill_")) {
     return at::_ops::fill__Scalar::redispatch(keys & kBelowMode, self, value);
   }
   CheckWritable(self, "fill_");
@@ -193,7 +206,7 @@ at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Sc
 at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& value) {
   TraceSession* const session = SessionFor("aten::fill_", {self, value});
   if (session == nullptr || IsWrapper(self) || IsWrapper(value) ||
-      (session->Find(self).touch == Touch::kPlain && session->Find(value).touch == Touch::kPlain)) {
+      (session->Find(value).touch == Touch::kPlain && RunsOnPlain(*session, self, "aten::fill_"))) {
     const ModeOff mode_off;
     return at::_ops::fill__Tensor::redispatch(keys & kBelowMode, self, value);
   }
@@ -204,7 +217,7 @@ at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Te
 at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& self) {
   TraceSession* const session = SessionFor("aten::zero_", {self});
   const ModeOff mode_off;
-  if (session == nullptr || IsWrapper(self) || session->FindWritten(self).touch == Touch::kPlain) {
+  if (session == nullptr || IsWrapper(self) || RunsOnPlain(*session, self, "aten::zero_")) {
     return at::_ops::zero_::redispatch(keys & kBelowMode, self);
   }
   CheckWritable(self, "zero_");

@@ -105,6 +105,26 @@ void OperatorCall::ResolveLazyArguments() {
   }
 }
 
+namespace {
+
+// Some that write their argument by the schema change what torch knows of it and no byte.
+bool WritesBytes(const c10::OperatorHandle& op) {
+  static constexpr std::string_view kMarks[] = {"aten::record_stream", "aten::rename_",
+                                                "aten::requires_grad_", "aten::retain_grad",
+                                                "aten::set_data"};
+  return !op.hasTag(at::Tag::inplace_view) &&
+         std::ranges::find(kMarks, op.operator_name().name) == std::end(kMarks);
+}
+
+}  // namespace
+
+void OperatorCall::NoteWrites(bool runs) const {
+  for (const TensorArgument& arg : tensors_) {
+    if (!arg.written || (arg.touched.is_kept && runs) || !WritesBytes(op_)) continue;
+    session_.NoteWrite(arg.tensor, name(), runs);
+  }
+}
+
 // Memory holds what the loader would see, and no target would be written.
 bool OperatorCall::CanRunForReal() const {
   for (const TensorArgument& arg : tensors_) {

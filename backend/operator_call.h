@@ -51,7 +51,9 @@ class OperatorCall {
     if (RefusesRebinding()) return;
     if (op_.hasTag(at::Tag::inplace_view)) return CallBelow();  // `t_`: geometry, no bytes
     ResolveLazyArguments();
-    if (CanRunForReal()) {
+    const bool runs = CanRunForReal();
+    NoteWrites(runs);
+    if (runs) {
       AdoptChanged();
       return RunForReal();
     }
@@ -62,6 +64,8 @@ class OperatorCall {
     RecordNode();
   }
   void RunForReal();
+  // Tells the session what the call is about to write; see Note [Mirrors].
+  void NoteWrites(bool runs) const;
 
  private:
   // `deepcopy` puts a trace tensor together from a storage of ours.

@@ -44,7 +44,7 @@ absl::StatusOr<TargetSet> TargetSet::Create(std::vector<LiveTarget> targets) {
       set.first_name_.push_back(static_cast<std::int32_t>(set.target_tensors_.size()));
     }
     set.target_tensors_.push_back({target.name, found->second, LayoutOf(target.tensor),
-                                   ToDType(target.tensor.scalar_type())});
+                                   ToDType(target.tensor.scalar_type()), target.is_mirror});
   }
   set.targets_ = std::move(targets);
   return set;

@@ -20,6 +20,7 @@ namespace loadplan {
 struct LiveTarget {
   std::string name;
   at::Tensor tensor;
+  bool is_mirror = false;  // see Note [Mirrors] in backend/mirrors.h
 };
 
 // Immutable. Storage ids are 0, 1, ... in the order in which the names first show

@@ -76,10 +76,7 @@ absl::Status TraceSession::Begin() {
     const c10::Storage& storage = storages[static_cast<std::size_t>(id)].storage();
     log_.storages.push_back({StorageKind::kTarget, static_cast<Index>(storage.nbytes())});
     writes_into_.push_back(0);
-    real_.emplace(
-        storage.unsafeGetStorageImpl(),
-        RealStorage{
-            id, c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), {}});
+    RealOf(storage).id = id;
     if (storage.device().is_meta()) continue;
     if (const auto status = guards_.ForbidWrites(storage, targets_->NameOf(id)); !status.ok()) {
       guards_.ReleaseAll();
@@ -117,7 +114,9 @@ TouchedStorage TraceSession::FindWritten(const at::Tensor& tensor) const {
   }
   const std::lock_guard<std::mutex> lock(mutex_);
   const auto found = real_.find(storage);
-  return found == real_.end() ? TouchedStorage{} : TouchedStorage{Touch::kKnown, found->second.id};
+  if (found == real_.end()) return {};
+  const RealStorage& real = found->second;
+  return {real.id < 0 ? Touch::kPlain : Touch::kKnown, real.id, real.before.defined()};
 }
 
 TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {
@@ -301,7 +300,9 @@ std::vector<ExternalTensor> TraceSession::LiveExternals() const {
   std::vector<ExternalTensor> live;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [impl, external] : externals_) {
-    if (!real_.contains(impl) && external.storage.lock() != nullptr) live.push_back(external);
+    const auto real = real_.find(impl);
+    const bool is_known = real != real_.end() && real->second.id >= 0;
+    if (!is_known && external.storage.lock() != nullptr) live.push_back(external);
   }
   return live;
 }
@@ -403,21 +404,6 @@ std::optional<at::Tensor> TraceSession::ConstantValue(const at::Tensor& tensor,
   return GatherConstant(log_, captured_, touched.storage, tensor, allow_uninitialised);
 }
 
-std::vector<ReadRecord> TraceSession::LiveMirrors() const {
-  std::vector<ReadRecord> mirrors;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const auto& [impl, real] : real_) {
-    if (IsTarget(real.id) || real.stale_copies.empty()) continue;
-    const auto strong = real.storage.lock();
-    if (strong == nullptr || strong.use_count() == 1) continue;
-    for (const std::int32_t copy : real.stale_copies) {
-      const CopyRecord& record = log_.copies[static_cast<std::size_t>(copy)];
-      mirrors.push_back({real.id, record.map.ToLayout(), record.to_dtype});
-    }
-  }
-  return mirrors;
-}
-
 StorageId TraceSession::AddStorage(StorageRecord record) {
   const std::lock_guard<std::mutex> lock(mutex_);
   log_.storages.push_back(record);
@@ -429,26 +415,20 @@ StorageId TraceSession::Register(const at::Tensor& tensor) {
   const c10::Storage& storage = tensor.storage();
   c10::StorageImpl* const impl = storage.unsafeGetStorageImpl();
   if (IsTraceTensor(tensor)) return ContextOf(impl)->storage;
-  const auto found = real_.find(impl);
-  if (found != real_.end()) return found->second.id;
+  RealStorage& real = RealOf(storage);
+  if (real.id >= 0) return real.id;
   const auto nbytes = static_cast<Index>(storage.nbytes());
   StorageRecord record{StorageKind::kScratch, nbytes};
   if (storage.device().is_meta()) {
     record.kind = StorageKind::kTemporary;
   } else {
-    captured_.push_back(
-        at::empty({0}, at::TensorOptions().dtype(at::kByte).device(storage.device()))
-            .set_(storage, 0, {nbytes}, {1})
-            .clone());
+    captured_.push_back(BytesOfStorage(storage).clone());
     record.ref = static_cast<std::int32_t>(captured_.size() - 1);
   }
   log_.storages.push_back(record);
   writes_into_.push_back(0);
-  const auto id = static_cast<StorageId>(log_.storages.size() - 1);
-  real_.emplace(
-      impl,
-      RealStorage{id, c10::weak_intrusive_ptr<c10::StorageImpl>(storage.getWeakStorageImpl()), {}});
-  return id;
+  real.id = static_cast<StorageId>(log_.storages.size() - 1);
+  return real.id;
 }
 
 // An operator's output never changes: a tensor of it that is written moves to a copy first.

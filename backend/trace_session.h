@@ -15,6 +15,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
+#include "backend/mirrors.h"
 #include "backend/operator_node.h"
 #include "backend/stand_ins.h"
 #include "backend/storage_guard.h"
@@ -36,6 +37,7 @@ enum class Touch : std::uint8_t {
 struct TouchedStorage {
   Touch touch = Touch::kPlain;
   StorageId storage = -1;
+  bool is_kept = false;  // NoteWrite has been told of it
 };
 
 class TraceSession : public std::enable_shared_from_this<TraceSession> {
@@ -121,9 +123,13 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   // where `allow_uninitialised`); nullopt where a byte is not.
   std::optional<at::Tensor> ConstantValue(const at::Tensor& tensor, bool allow_uninitialised);
 
-  // Real memory that was written in the pass without being run, is no target, and
-  // is still alive: mirrors. Called after End.
-  std::vector<ReadRecord> LiveMirrors() const;
+  // `op` is about to write `tensor`: if that is real memory and no target, its bytes are kept
+  // where it `runs`. See Note [Mirrors] in backend/mirrors.h. Call it without a lock.
+  void NoteWrite(const at::Tensor& tensor, const std::string& op, bool runs);
+  // Real memory that is no target, was written in the pass and is still alive.
+  std::vector<Mirror> LiveMirrors() const;
+  // An attribute `name` showed the memory before the pass.
+  void NameMirror(const c10::StorageImpl* storage, const std::string& name);
 
   // What has been copied so far, for curious people: `target <- checkpoint tensor`, shapes and
   // dtypes.
@@ -139,9 +145,14 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
 
  private:
   struct RealStorage {
-    StorageId id = -1;
+    StorageId id = -1;  // -1: not in the log
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
     std::vector<std::int32_t> stale_copies;             // records that were not run on the memory
+    // Of what is no target: see Mirror.
+    at::Tensor before;
+    std::string what;
+    std::string name;
+    std::string writer;
   };
 
   StorageId AddStorage(StorageRecord record);
@@ -150,6 +161,9 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   StorageId Register(const at::Tensor& tensor);
   StorageId RegisterWritten(const at::Tensor& tensor);
   void Push(const at::Tensor& to, CopyRecord record, bool ran);
+  void DropDead();
+  // Entered where it is new. Holds the mutex.
+  RealStorage& RealOf(const c10::Storage& storage);
 
   const std::shared_ptr<const TargetSet> targets_;
   c10::Device home_ = c10::Device(c10::kCPU);
@@ -160,6 +174,8 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   RecordLog log_;
   std::vector<std::int32_t> writes_into_;  // copy records per storage
   absl::flat_hash_map<const c10::StorageImpl*, RealStorage> real_;
+  std::size_t kept_nbytes_ = 0;  // of RealStorage::before
+  std::size_t drop_at_nbytes_ = std::size_t{64} << 20;
   std::vector<at::Tensor> captured_;
   std::vector<std::shared_ptr<const OperatorNode>> programs_;
   std::vector<std::string> source_names_;

@@ -15,6 +15,7 @@
 #include "backend/content_digests.h"
 #include "backend/convert.h"
 #include "backend/loader_line.h"
+#include "backend/mirrors.h"
 #include "backend/mode.h"
 #include "backend/stand_ins.h"
 #include "backend/trace_session.h"
@@ -52,7 +53,8 @@ constexpr int kFailuresOfOneRound = 6;
 
 struct Tracer::State {
   std::vector<SourceMeta> metas;
-  std::shared_ptr<const TargetSet> targets;
+  std::unique_ptr<MirrorBook> mirrors;
+  std::shared_ptr<const TargetSet> targets;    // of the last pass that BuildPlan may use
   std::shared_ptr<TraceSession> session;       // of the current pass
   std::shared_ptr<TraceSession> last_session;  // of the last pass that ended
   std::vector<PassTensor> pass;
@@ -73,6 +75,8 @@ struct Tracer::State {
   int failures_of_round = 0;
   bool is_explored = false;
   std::optional<FallbackCall> fallback_call;
+  std::vector<Mirror> mirrors_of_pass;  // of the last complete one
+  bool is_whole = false;  // every name goes through the loader, whatever the log says
   Clock::time_point pass_began;
   double trace_seconds = 0;  // of all passes
 
@@ -83,6 +87,8 @@ struct Tracer::State {
   std::vector<std::int32_t> Live() const;
   bool GiveUp(std::int32_t source, const std::string& reason);
   bool GiveUpRefused();
+  bool GiveUpMirrored(const TraceSession& of, const std::vector<Mirror>& left);
+  void LetAllFallBack(const std::string& reason);
 };
 
 // Whether the name was not given up before.
@@ -97,6 +103,13 @@ bool Tracer::State::GiveUp(std::int32_t source, const std::string& reason) {
   return true;
 }
 
+static bool HasNames(const SymbolicMemory& memory, const RefusalRecord& refusal) {
+  return std::ranges::any_of(refusal.inputs, [&](const ReadRecord& read) {
+    return read.storage >= 0 &&
+           !memory.NamesBehind(read.storage, read.layout.Span(), refusal.time).empty();
+  });
+}
+
 // Gives up every name behind a refusal of the last pass; whether there was a new one.
 bool Tracer::State::GiveUpRefused() {
   const RecordLog& log = last_session->log();
@@ -109,13 +122,41 @@ bool Tracer::State::GiveUpRefused() {
   };
   for (const RefusalRecord& refusal : log.refusals) {
     const std::string reason = refusal.reason + AtLine(refusal.where);
+    const std::size_t before = fallbacks.size();
     for (const ReadRecord& read : refusal.inputs) give_up(read, refusal.time, reason);
-  }
-  for (const ReadRecord& mirror : last_session->LiveMirrors()) {
-    give_up(mirror, static_cast<Index>(log.copies.size()),
-            "is copied into a tensor that is no target and outlives load_weights");
+    // Of a mirror, which has no name to be left out.
+    if (fallbacks.size() == before && !mirrors->empty() && !HasNames(memory, refusal))
+      LetAllFallBack(reason);
   }
   return found;
+}
+
+// Gives up the names behind what is `left`; all of them, where an operator fills one with bytes that no
+// name stands behind. Whether there was a new one.
+bool Tracer::State::GiveUpMirrored(const TraceSession& of, const std::vector<Mirror>& left) {
+  const SymbolicMemory memory(of.log());
+  const auto time = static_cast<Index>(of.log().copies.size());
+  bool found = false;
+  for (const Mirror& mirror : left) {
+    const std::string where = absl::StrCat(mirror.what, " that is no target and outlives load_weights");
+    absl::flat_hash_set<std::int32_t> names;
+    for (const ReadRecord& copy : mirror.copies) {
+      for (const std::int32_t name : memory.NamesBehind(copy.storage, copy.layout.Span(), time))
+        names.insert(name);
+    }
+    for (const std::int32_t name : names)
+      found |= GiveUp(name, absl::StrCat(mirror.writer, " takes it into ", where));
+    const bool is_made_anew = !mirror.has_history && mirror.name.empty();
+    if (!names.empty() || is_made_anew) continue;
+    LetAllFallBack(absl::StrCat(mirror.writer, " changes ", where));
+  }
+  return found;
+}
+
+void Tracer::State::LetAllFallBack(const std::string& reason) {
+  for (std::size_t i = 0; i < metas.size(); ++i)
+    fallbacks.emplace(static_cast<std::int32_t>(i), reason);
+  is_whole = is_explored = true;
 }
 
 Tracer::Tracer() : state_(std::make_unique<State>()) {}
@@ -145,6 +186,7 @@ absl::StatusOr<std::unique_ptr<Tracer>> Tracer::Create(std::vector<SourceMeta> m
   }
   std::unique_ptr<Tracer> tracer(new Tracer());
   tracer->state_->metas = std::move(metas);
+  tracer->state_->mirrors = std::make_unique<MirrorBook>(targets);
   tracer->state_->targets = std::move(targets);
   return tracer;
 }
@@ -156,13 +198,14 @@ absl::Status Tracer::State::Begin(const std::function<bool(std::int32_t)>& takes
   if (session != nullptr) {
     return absl::FailedPreconditionError("the tracer's pass has not ended yet");
   }
-  auto next = std::make_shared<TraceSession>(targets);
+  auto next = std::make_shared<TraceSession>(mirrors->targets());
   if (answers != nullptr) {
     answers->Rewind();
     next->Explore(std::move(answers));
   }
   if (auto status = next->Begin(); !status.ok()) return status;
   session = next;
+  targets = mirrors->targets();
   ++num_passes;
   current = -1;
   has_marked = false;
@@ -204,23 +247,33 @@ absl::Status Tracer::BeginExploring() {
   return state.Begin([](std::int32_t) { return true; }, state.stand_ins);
 }
 
-void Tracer::EndExploring(const std::string& error) {
+bool Tracer::EndExploring(const std::string& error) {
   State& state = *state_;
-  if (state.session == nullptr) return;
+  if (state.session == nullptr) return false;
   state.End();
   const std::shared_ptr<TraceSession> session = std::move(state.session);
-  Exploration& exploration = *state.exploration;
-  if (error.empty()) {
-    state.NoteRefusals(*session);
-    exploration.rounds.push_back(WritesOfPass(session->log(), DigestsOf(*session)));
-    state.rounds.push_back(std::move(state.stand_ins));
-    state.failures_of_round = 0;
-    state.is_explored = state.rounds.size() == StandIns::kNumRounds;
-    return;
+  if (!error.empty()) {
+    state.exploration->error = error;
+    // A value that the loader refuses would fail an eager load as well.
+    state.is_explored = !state.stand_ins->Turn() || ++state.failures_of_round == kFailuresOfOneRound;
+    return false;
   }
-  exploration.error = error;
-  // A value that the loader refuses would fail an eager load as well.
-  state.is_explored = !state.stand_ins->Turn() || ++state.failures_of_round == kFailuresOfOneRound;
+  state.NoteRefusals(*session);
+  std::vector<Mirror> left = session->LiveMirrors();
+  if (state.mirrors->TakeInExplored(left)) {
+    state.exploration.reset();
+    state.rounds.clear();
+    state.stand_ins.reset();
+    return true;
+  }
+  state.GiveUpMirrored(*session, left);
+  // The values of this round did satisfy the loader.
+  state.exploration->error.clear();
+  state.exploration->rounds.push_back(WritesOfPass(session->log(), DigestsOf(*session)));
+  state.rounds.push_back(std::move(state.stand_ins));
+  state.failures_of_round = 0;
+  state.is_explored |= state.rounds.size() == StandIns::kNumRounds;
+  return false;
 }
 
 // Names whose values were read only because others were there.
@@ -349,6 +402,18 @@ at::Tensor Tracer::ReadableCopy(const at::Tensor& tensor) {
   return {};
 }
 
+std::vector<const c10::StorageImpl*> Tracer::Mirrors() const {
+  std::vector<const c10::StorageImpl*> storages;
+  if (state_->session == nullptr) return storages;
+  for (const Mirror& mirror : state_->session->LiveMirrors())
+    storages.push_back(mirror.storage._unsafe_get_target());
+  return storages;
+}
+
+void Tracer::NameMirror(const c10::StorageImpl* mirror, const std::string& name) {
+  if (state_->session != nullptr) state_->session->NameMirror(mirror, name);
+}
+
 bool Tracer::IsSymbolic(const at::Tensor& tensor) const {
   const TraceSession* const session = state_->session.get();
   if (session == nullptr || !tensor.has_storage()) return false;
@@ -358,6 +423,7 @@ bool Tracer::IsSymbolic(const at::Tensor& tensor) const {
 
 void Tracer::State::End() {
   session->End();
+  mirrors->PutBack(session->LiveMirrors());
   ended = session;
   trace_seconds += SecondsSince(pass_began);
   pass.clear();
@@ -405,6 +471,7 @@ void Tracer::EndFallbackPass(const std::string& error) {
     call.error = log.refusals.front().reason;
   }
   call.rounds.push_back(WritesOfPass(log, DigestsOf(*state.session)));
+  state.GiveUpMirrored(*state.session, state.session->LiveMirrors());
   state.session.reset();
 }
 
@@ -419,13 +486,31 @@ PassVerdict Tracer::EndPass(const std::string& error) {
                                                "traced; use tensor operators in the loader")};
   }
   const bool has_marked = std::exchange(state.has_marked, false);
-  if (state.GiveUpRefused() || has_marked) return {PassVerdict::kRepeat, ""};
+  bool repeat = state.GiveUpRefused() || has_marked;
+  if (error.empty()) {
+    // What a frame of the error holds is no mirror.
+    state.mirrors_of_pass = state.last_session->LiveMirrors();
+    std::vector<Mirror> left = state.mirrors_of_pass;
+    const absl::StatusOr<bool> settled =
+        state.mirrors->Settle(state.last_session->log(), left);
+    if (!settled.ok()) return {PassVerdict::kRefuse, std::string(settled.status().message())};
+    repeat |= *settled;
+    repeat |= state.GiveUpMirrored(*state.last_session, left);
+  }
+  if (state.is_whole) return {};
+  if (repeat) return {PassVerdict::kRepeat, ""};
   if (error.empty()) return {};
   const std::string name =
       state.current < 0
           ? std::string("before the first tensor")
           : absl::StrCat("at checkpoint tensor `",
                          state.metas[static_cast<std::size_t>(state.current)].name, "`");
+  if (!state.mirrors->empty() && !state.metas.empty()) {
+    state.LetAllFallBack(absl::StrCat("the loader changes `", state.mirrors->first(),
+                                      "`, which is no target and outlives load_weights, and then: ",
+                                      error));
+    return {};
+  }
   return {PassVerdict::kRefuse, absl::StrCat("load_weights failed ", name, " while it was traced: ",
                                              error, "; nothing was written")};
 }
@@ -435,11 +520,19 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
   if (state.last_session == nullptr)
     return absl::FailedPreconditionError("no trace pass has ended yet");
   const TraceSession& session = *state.last_session;
+  // Nobody has repeated the pass with its mirrors as targets.
+  if (state.mirrors->targets().get() != &session.targets())
+    state.GiveUpMirrored(session, state.mirrors_of_pass);
   const Clock::time_point began = Clock::now();
   BuildInput input;
   input.overlaps = overlaps;
-  input.targets = state.targets->target_tensors();
+  input.targets = session.targets().target_tensors();
   input.log = session.log();
+  if (state.is_whole) {
+    // One call with all names is eager itself, whatever it reads.
+    input.log.refusals.clear();
+    input.log.answered.clear();
+  }
   input.sources.reserve(state.metas.size());
   for (std::size_t i = 0; i < state.metas.size(); ++i) {
     const SourceMeta& meta = state.metas[i];
@@ -449,8 +542,10 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
   for (const auto& [source, reason] : state.fallbacks) input.fallbacks.emplace_back(source, reason);
   if (!state.fallbacks.empty() || state.fallback_call.has_value())
     input.digests = DigestsOf(session);
-  input.exploration = state.exploration;
-  input.fallback_call = state.fallback_call;
+  if (!state.is_whole) {
+    input.exploration = state.exploration;
+    input.fallback_call = state.fallback_call;
+  }
   auto plan = BuildLoadPlan(std::move(input));
   if (!plan.ok()) return plan.status();
   auto traced = std::make_shared<TracedPlan>();
@@ -469,7 +564,7 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
       for (const WriteItem& piece : program_input.pieces) keep(piece);
     }
   }
-  traced->externals = session.LiveExternals();
+  if (!state.is_whole) traced->externals = session.LiveExternals();
   traced->every_name_is_traced = state.fallbacks.empty();
   return std::shared_ptr<const TracedPlan>(std::move(traced));
 }

@@ -14,7 +14,7 @@
 //   while (tracer->WantsExploring()) {          // only where names were left out
 //     tracer->BeginExploring();                 // as above, with all names
 //     ...
-//     tracer->EndExploring(error);
+//     if (tracer->EndExploring(error)) ...      // begin anew
 //   }
 //   auto plan = tracer->BuildPlan(OverlapPolicy::kFallback);
 #ifndef LOADPLAN_BACKEND_TRACER_H_
@@ -88,6 +88,11 @@ class LOADPLAN_API Tracer {
   at::Tensor ReadableCopy(const at::Tensor& tensor);
   // Whether the memory of `tensor` does not hold what the loader would read there.
   bool IsSymbolic(const at::Tensor& tensor) const;
+  // Storages of real tensors that are no targets, were written in the current pass and are still
+  // alive. NameMirror: an attribute showed one of them before the pass. See Note [Mirrors] in
+  // backend/mirrors.h.
+  std::vector<const c10::StorageImpl*> Mirrors() const;
+  void NameMirror(const c10::StorageImpl* mirror, const std::string& name);
   // Lets another thread take part in the pass, until the pass ends.
   void JoinThread();
   // Ends the pass; `error` is what the loader raised, "" if it returned.
@@ -102,10 +107,11 @@ class LOADPLAN_API Tracer {
 
   // Whether the loader has to be run (once more) with all names, as some were left out of the
   // last pass. Reads of values get made-up answers. See Note [Exploring] in plan/pass_writes.h.
-  // EndExploring takes the place of EndPass.
+  // EndExploring takes the place of EndPass. True: the loader writes more than was known, and
+  // everything begins anew with BeginPass.
   bool WantsExploring() const;
   absl::Status BeginExploring();
-  void EndExploring(const std::string& error);
+  bool EndExploring(const std::string& error);
   // In a pass that explores: a real tensor to read instead of `tensor`, whose names become
   // fallbacks; undefined in any other pass.
   at::Tensor StandIn(const at::Tensor& tensor, const std::string& op, const std::string& where);
@@ -132,6 +138,7 @@ class LOADPLAN_API Tracer {
   absl::StatusOr<std::shared_ptr<const TracedPlan>> BuildPlan(OverlapPolicy overlaps);
 
   const std::vector<SourceMeta>& metas() const;
+  // Of the plan: those declared, then its mirrors.
   const std::shared_ptr<const TargetSet>& targets() const;
 
  private:

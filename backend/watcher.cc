@@ -56,7 +56,10 @@ void WatchOperator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     op.redispatchBoxed(keys & kBelowMode, stack);
   } else if (call.touches()) {
     call.Run();
-  } else if (call.random()) {
+    return;
+  }
+  call.NoteWrites(/*runs=*/true);
+  if (call.random()) {
     call.RunForReal();
   } else if (op.operator_name().name.starts_with("aten::")) {
     const ModeOff mode_off;

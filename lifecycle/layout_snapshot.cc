@@ -68,6 +68,19 @@ absl::Status Compare(const TargetLayout& was, const at::Tensor& now) {
   return absl::OkStatus();
 }
 
+// Of a mirror's storage: by its tensor, and by the one that a TargetSet makes of it.
+constexpr std::size_t kOwnReferences = 2;
+
+absl::Status CheckMirror(const TargetLayout& layout) {
+  if (layout.mirror.storage().use_count() <= kOwnReferences) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("`", layout.name,
+                     "`, which is no target and which the loader wrote when the plan was made, no "
+                     "longer exists; plan again"));
+  }
+  return Compare(layout, layout.mirror);
+}
+
 }  // namespace
 
 LayoutSnapshot LayoutSnapshot::Of(std::span<const LiveTarget> targets) {
@@ -79,7 +92,8 @@ LayoutSnapshot LayoutSnapshot::Of(std::span<const LiveTarget> targets) {
         target.name,
         c10::weak_intrusive_ptr<c10::StorageImpl>(tensor.storage().getWeakStorageImpl()),
         AddressOf(tensor), tensor.storage().nbytes(), tensor.storage_offset(), tensor.sizes().vec(),
-        tensor.strides().vec(), tensor.scalar_type(), tensor.device()});
+        tensor.strides().vec(), tensor.scalar_type(), tensor.device(),
+        target.is_mirror ? tensor : at::Tensor()});
   }
   return snapshot;
 }
@@ -89,6 +103,10 @@ absl::Status LayoutSnapshot::Check(std::span<const LiveTarget> current) const {
   by_name.reserve(current.size());
   for (const LiveTarget& target : current) by_name.emplace(target.name, &target.tensor);
   for (const TargetLayout& layout : layouts_) {
+    if (layout.mirror.defined()) {
+      if (absl::Status status = CheckMirror(layout); !status.ok()) return status;
+      continue;
+    }
     const auto found = by_name.find(layout.name);
     if (found == by_name.end()) {
       return absl::FailedPreconditionError(absl::StrCat(

@@ -28,6 +28,7 @@ struct TargetLayout {
   std::vector<std::int64_t> strides;
   at::ScalarType dtype = at::ScalarType::Byte;
   at::Device device = at::kCPU;
+  at::Tensor mirror;  // of one: it has no name by which a host shows it; else undefined
 };
 
 class LOADPLAN_API LayoutSnapshot {
@@ -38,6 +39,7 @@ class LOADPLAN_API LayoutSnapshot {
   // OK where `current` shows every name of the snapshot as it was. Else FailedPrecondition with
   // the first difference in words: the target is gone, or moved, or has another shape, strides,
   // offset, dtype or device (expected, got). Names that only `current` has do not matter.
+  // Mirrors are looked at themselves: nobody but the plan may be left that holds one.
   absl::Status Check(std::span<const LiveTarget> current) const;
 
  private:

@@ -224,13 +224,13 @@ void ReloadSession::MarkUndefined(std::span<const LiveTarget> whole) {
     WrittenBytes written = Written(/*live_only=*/true);
     // A call that never came back.
     if (IsCalling() && staging_ == nullptr) {
-      written.AddWhole(plan_->plan().targets());
+      written.AddWhole(plan_->plan().declared_targets());
     }
     if (!whole.empty()) AddPlanned(written, /*of_processed_layers=*/false);
-    undefined_.Add(plan_->plan().targets(), written);
+    undefined_.Add(plan_->plan().declared_targets(), written);
   }
   for (const auto& [plan, num_kept] : destinations_) {
-    undefined_.Add(plan->plan().targets(), OfDestinations(*plan));
+    undefined_.Add(plan->plan().declared_targets(), OfDestinations(*plan));
   }
   undefined_.AddTold(overwritten_);
   undefined_.AddTold(whole);

@@ -122,7 +122,7 @@ absl::Status ReloadSession::FallbackCallDone(const std::string& error,
     // What a plan can cover it will have covered when the update ends: it waits for that.
     WrittenBytes covered = WrittenBytes::OfPlan(plan_->plan());
     for (const TargetRegion& region : call_written_) covered.Add(region.storage, region.layout);
-    const auto& targets = plan_->plan().targets();
+    const auto targets = plan_->plan().declared_targets();
     absl::Status status = CheckRequiredWritten(targets, covered, required_);
     if (status.ok()) status = undefined_.CheckCovered(targets, covered);
     return status.ok() ? status : Fail(std::move(status));

@@ -156,7 +156,7 @@ absl::StatusOr<Receipt> ReloadSession::Finish() {
           receipt.nbytes += item.map.nbytes();
         }
       }
-      receipt.coverage = Written(/*live_only=*/false).PerTarget(plan_->plan().targets());
+      receipt.coverage = Written(/*live_only=*/false).PerTarget(plan_->plan().declared_targets());
     }
     if (staging_ != nullptr) {
       receipt.peak_staging_nbytes = staging_->peak_nbytes();

@@ -47,7 +47,8 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
     if (status = CheckRequired(*plan->traced, required_); !status.ok()) return status;
     if (status = undefined_.CheckNotRead(plan->plan()); !status.ok()) return status;
     if (!undefined_.empty() && !plan->plan().has_fallbacks()) {
-      status = undefined_.CheckCovered(plan->plan().targets(), WrittenBytes::OfPlan(plan->plan()));
+      status = undefined_.CheckCovered(plan->plan().declared_targets(),
+                                       WrittenBytes::OfPlan(plan->plan()));
       if (!status.ok()) return status;
     }
     const auto batches = ChooseCopyDevice(*plan->targets);

@@ -36,6 +36,15 @@ absl::Status CheckExternals(const TracedPlan& traced) {
       "the same; make it a buffer of the model, or plan again in each process"));
 }
 
+absl::Status CheckMirrors(const TargetSet& targets) {
+  const auto mirror = std::ranges::find(targets.targets(), true, &LiveTarget::is_mirror);
+  if (mirror == targets.targets().end()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the plan cannot be saved: its loader writes `", mirror->name,
+      "`, which is no target, and another process has no name by which to find it; make it a "
+      "buffer of the model, or plan again in each process"));
+}
+
 absl::StatusOr<PlanExtras> ExtrasOf(const BoundPlan& bound, PlanFileInfo info) {
   const TracedPlan& traced = *bound.traced;
   PlanExtras extras;
@@ -280,6 +289,7 @@ absl::Status DecodeBlobs(const PlanExtras& extras, at::Device device, TracedPlan
 
 absl::StatusOr<std::string> EncodeBoundPlan(const BoundPlan& bound, PlanFileInfo info) {
   if (absl::Status status = CheckExternals(*bound.traced); !status.ok()) return status;
+  if (absl::Status status = CheckMirrors(*bound.targets); !status.ok()) return status;
   absl::StatusOr<PlanExtras> extras = ExtrasOf(bound, std::move(info));
   if (!extras.ok()) return Prefixed("the plan cannot be saved: ", extras.status());
   absl::StatusOr<std::string> bytes = EncodePlanFile(bound.plan(), *extras);

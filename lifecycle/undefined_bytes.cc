@@ -57,7 +57,7 @@ void UndefinedBytes::Add(std::span<const TargetTensor> targets, const WrittenByt
 }
 
 void UndefinedBytes::AddTold(std::span<const LiveTarget> tensors, bool is_readable) {
-  for (const auto& [name, tensor] : tensors) {
+  for (const auto& [name, tensor, is_mirror] : tensors) {
     if (!tensor.has_storage() || tensor.is_meta() || tensor.numel() == 0) continue;
     // Padding around the tensor, too.
     const auto all = static_cast<Index>(tensor.storage().nbytes());

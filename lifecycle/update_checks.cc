@@ -39,7 +39,7 @@ std::string BareText(const std::string& name, Index nbytes, Index total_nbytes) 
 absl::Status CheckRequired(const TracedPlan& traced, std::span<const std::string> required) {
   const LoadPlan& plan = traced.plan;
   for (const std::string& pattern : required) {
-    const bool matches = std::ranges::any_of(plan.targets(), [&](const TargetTensor& target) {
+    const bool matches = std::ranges::any_of(plan.declared_targets(), [&](const TargetTensor& target) {
       return MatchesPattern(pattern, target.name);
     });
     if (!matches) {

@@ -69,7 +69,7 @@ class TracerClass : public torch::CustomClassHolder {
   int64_t num_rounds() const { return tracer_->num_rounds(); }
   bool wants_exploring() const { return tracer_->WantsExploring(); }
   void begin_exploring() { Raise(tracer_->BeginExploring()); }
-  void end_exploring(const std::string& error) { tracer_->EndExploring(error); }
+  bool end_exploring(const std::string& error) { return tracer_->EndExploring(error); }
   std::optional<at::Tensor> stand_in(const at::Tensor& tensor, const std::string& op,
                                      const std::string& where) {
     at::Tensor found = tracer_->StandIn(tensor, op, where);
@@ -80,6 +80,16 @@ class TracerClass : public torch::CustomClassHolder {
     return copy.defined() ? std::make_optional(std::move(copy)) : std::nullopt;
   }
   bool is_symbolic(const at::Tensor& tensor) const { return tracer_->IsSymbolic(tensor); }
+  // Storages as Python knows them (`_cdata`).
+  Ints mirrors() const {
+    Ints storages;
+    for (const c10::StorageImpl* const storage : tracer_->Mirrors())
+      storages.push_back(static_cast<int64_t>(reinterpret_cast<std::intptr_t>(storage)));
+    return storages;
+  }
+  void name_mirror(int64_t storage, const std::string& name) {
+    tracer_->NameMirror(reinterpret_cast<const c10::StorageImpl*>(storage), name);
+  }
   int64_t num_answers() const { return tracer_->num_answers(); }
   bool decide(const std::string& site) { return tracer_->Decide(site); }
   void end_fallback_pass(const std::string& error) { tracer_->EndFallbackPass(error); }
@@ -341,6 +351,7 @@ void DefineClasses(torch::Library& library) {
       .def("boxes", &LoadPlanClass::boxes)
       .def("dest", &LoadPlanClass::dest)
       .def("uncovered", &LoadPlanClass::uncovered)
+      .def("mirrors", &LoadPlanClass::mirrors)
       .def("overlaps", &LoadPlanClass::overlaps)
       .def("report", &LoadPlanClass::report)
       .def("num_fallbacks", &LoadPlanClass::num_fallbacks)
@@ -368,6 +379,8 @@ void DefineClasses(torch::Library& library) {
       .def("end_exploring", &TracerClass::end_exploring)
       .def("readable_copy", &TracerClass::readable_copy)
       .def("is_symbolic", &TracerClass::is_symbolic)
+      .def("mirrors", &TracerClass::mirrors)
+      .def("name_mirror", &TracerClass::name_mirror)
       .def("stand_in", &TracerClass::stand_in)
       .def("num_answers", &TracerClass::num_answers)
       .def("decide", &TracerClass::decide)

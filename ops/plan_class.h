@@ -135,6 +135,16 @@ class LoadPlanClass : public torch::CustomClassHolder {
     }
     return result;
   }
+  // Names, and all bytes of each.
+  std::tuple<Strings, Tensors> mirrors() const {
+    std::tuple<Strings, Tensors> result;
+    for (const LiveTarget& target : bound()->targets->targets()) {
+      if (!target.is_mirror) continue;
+      std::get<0>(result).push_back(target.name);
+      std::get<1>(result).push_back(target.tensor);
+    }
+    return result;
+  }
   // (first, second, bytes) per pair, and the target.
   std::tuple<Ints, Strings> overlaps() const {
     std::tuple<Ints, Strings> result;

@@ -26,6 +26,11 @@ const std::string& LoadPlanBuilder::target_name(StorageId id) const {
   return plan_.targets_[static_cast<size_t>(target_of_storage_[static_cast<size_t>(id)])].name;
 }
 
+bool LoadPlanBuilder::IsMirror(StorageId id) const {
+  const std::int32_t target = target_of_storage_[static_cast<size_t>(id)];
+  return plan_.targets_[static_cast<size_t>(target)].is_mirror;
+}
+
 Origin LoadPlanBuilder::OriginOf(StorageId id) const {
   const StorageRecord& record = storage(id);
   switch (record.kind) {
@@ -73,6 +78,8 @@ void LoadPlanBuilder::CheckCoverage() {
       layouts.push_back(target.layout);
       is_whole |= ShowsWhole(target, storage(id).nbytes);
     }
+    // Nobody has asked for the bytes of a mirror.
+    if (plan_.targets_[static_cast<size_t>(order[begin])].is_mirror) continue;
     if (is_written && is_whole && WrittenNbytes(id, state->state) == storage(id).nbytes) continue;
     std::vector<StridedLayout> regions;
     if (is_written) regions = WrittenRegions(id, state->state);

@@ -45,7 +45,7 @@ class LoadPlanBuilder {
   absl::Status ResolveTargets();
   absl::Status NoteRefusals();
   absl::Status NoteStates();
-  absl::Status NoteWrite(const TargetWrite& write, const std::string& target);
+  absl::Status NoteWrite(const TargetWrite& write, StorageId id);
   absl::Status NoteOverlaps();
   absl::Status LetEverythingFallBack(const std::string& reason);
   absl::StatusOr<std::vector<ReadRecord>> SteeringReads();
@@ -78,6 +78,7 @@ class LoadPlanBuilder {
     return log_.storages[static_cast<size_t>(id)];
   }
   const std::string& target_name(StorageId id) const;
+  bool IsMirror(StorageId id) const;
   Origin OriginOf(StorageId id) const;
   // Whether `piece` leaves `target` as it is: nobody's bytes, or live ones onto themselves.
   bool IsNoWrite(StorageId target, const Piece& piece) const;

@@ -210,4 +210,9 @@ bool LoadPlan::MeetsLiveRead(StorageId storage, ByteRange range) const {
 
 std::string LoadPlan::Report() const { return MakeReport(*this); }
 
+std::span<const TargetTensor> LoadPlan::declared_targets() const {
+  const auto mirror = std::ranges::find(targets_, true, &TargetTensor::is_mirror);
+  return {targets_.begin(), mirror};
+}
+
 }  // namespace loadplan

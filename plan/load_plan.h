@@ -40,6 +40,8 @@ struct TargetTensor {
   StorageId storage = -1;
   StridedLayout layout;  // in bytes of the storage
   DType dtype;
+  // No target that anybody declared: the loader writes it, and it outlives the load.
+  bool is_mirror = false;
 };
 
 enum class EntryKind : std::uint8_t { kDirect, kDerived, kFallback, kUnneeded };
@@ -140,6 +142,8 @@ class LOADPLAN_API LoadPlan {
 
   const std::vector<SourceTensor>& sources() const { return sources_; }
   const std::vector<TargetTensor>& targets() const { return targets_; }
+  // Without mirrors, which come last.
+  std::span<const TargetTensor> declared_targets() const;
   const std::vector<PlanEntry>& entries() const { return entries_; }  // parallel to sources()
   // Index of a declared name; nullopt where it was not declared.
   std::optional<std::int32_t> Find(std::string_view name) const;

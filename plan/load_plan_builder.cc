@@ -167,13 +167,14 @@ absl::Status LoadPlanBuilder::NoteStates() {
       if (!status.ok()) return status;
     }
     for (const TargetWrite& write : state.writes) {
-      if (absl::Status status = NoteWrite(write, target); !status.ok()) return status;
+      if (absl::Status status = NoteWrite(write, id); !status.ok()) return status;
     }
   }
   return absl::OkStatus();
 }
 
-absl::Status LoadPlanBuilder::NoteWrite(const TargetWrite& write, const std::string& target) {
+absl::Status LoadPlanBuilder::NoteWrite(const TargetWrite& write, StorageId id) {
+  const std::string& target = target_name(id);
   if (!write.status.ok()) {
     const std::string reason = IrregularReason(target, write.status);
     if (write.names.empty()) return LetEverythingFallBack(reason);
@@ -188,7 +189,9 @@ absl::Status LoadPlanBuilder::NoteWrite(const TargetWrite& write, const std::str
     if (origin.kind != StorageKind::kValue) continue;
     const ResolvedNode& node = nodes_->Get(origin.ref);
     if (!node.obstacle.empty()) {
-      if (node.names.empty()) {
+      if (node.names.empty() && IsMirror(id)) {
+        if (absl::Status status = LetEverythingFallBack(node.obstacle); !status.ok()) return status;
+      } else if (node.names.empty()) {
         return absl::FailedPreconditionError(absl::StrCat(
             "target `", target, "` gets bytes that come from no checkpoint tensor and ",
             "cannot be computed again: ", node.obstacle));

@@ -53,7 +53,15 @@ def make_tracer(targets: Targets, metas: list[ParamMeta]) -> Any:
 
 
 def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ...]:
-    """Passes until the library has a complete one.  Returns what the loader rebound, put back."""
+    """Passes until the library has all that it needs.  Returns what the loader rebound, put back."""
+    rebound = complete_pass(tracer, targets, names)
+    while explore(tracer, targets, names):
+        rebound = complete_pass(tracer, targets, names)
+    return rebound
+
+
+def complete_pass(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ...]:
+    """Passes until one is complete, without the names that only real bytes could answer for."""
     diagnose = False
     while True:
         one = _Pass(tracer, targets, names)
@@ -74,15 +82,21 @@ def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ..
             diagnose = False
 
 
-def explore(tracer: Any, targets: Targets, names: list[str]) -> None:
-    """Passes with all names, where some were left out of the last one: values are made up."""
+def explore(tracer: Any, targets: Targets, names: list[str]) -> bool:
+    """Passes with all names, where some were left out of the last one: values are made up.
+
+    True: they show tensors that the complete pass did not know; it has to be made anew.
+    """
     while tracer.wants_exploring():
         one = _Pass(tracer, targets, names)
         with standing_in_for_items():
             one.run(begin=tracer.begin_exploring)
-        tracer.end_exploring(one.error)
+        begins_anew = tracer.end_exploring(one.error)
         if not one.error:
             refuse_kept_tensors(tracer, names)
+        if begins_anew:
+            return True
+    return False
 
 
 def trace_fallback_call(tracer: Any, targets: Targets, names: list[str], plan: Any) -> None:
@@ -146,6 +160,19 @@ class _Pass:
             self.tracer.abandon_pass()
             raise
         self.bindings.put_back(self.tracer)
+        self.name_mirrors()
+
+    def name_mirrors(self) -> None:
+        """Tells which of the tensors that the loader wrote, and that are no targets, were there.
+
+        What only a cycle of objects keeps is gone afterwards, and is none.
+        """
+        if not self.error and self.tracer.mirrors():
+            gc.collect()
+        for mirror in self.tracer.mirrors():
+            name = self.bindings.attribute_of(mirror)
+            if name:
+                self.tracer.name_mirror(mirror, name)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         sources, tensors = self.tracer.take_pass_tensors()

@@ -48,6 +48,16 @@ class Bindings:
             self._mappings.append((name, held, dict(held), slot != "_modules"))
         self._mappings.append((name, module.__dict__, dict(module.__dict__), False))
 
+    def attribute_of(self, storage: int) -> str:
+        """The module's attribute that showed the memory before the pass, or ""."""
+        for where, mapping, held, _ in self._mappings:
+            if not isinstance(mapping, dict):
+                continue
+            for key, value in held.items():
+                if isinstance(value, Tensor) and storage_of(value) == storage:
+                    return f"{where}.{key}" if where else str(key)
+        return ""
+
     def put_back(self, tracer: Any) -> None:
         """Undoes what the pass rebound, and notes it in `rebound`.
 
@@ -61,8 +71,10 @@ class Bindings:
                 name = f"{where}.{key}" if where else str(key)
                 rebound.append(name)
                 value = mapping.get(key)
-                # Also a real tensor that stands in a target's place, and was traced into.
-                if is_trace(value) or (is_target and isinstance(value, Tensor)):
+                # Also a real tensor that was traced into, or stands in a target's place.
+                if is_trace(value) or (
+                    isinstance(value, Tensor) and (is_target or tracer.is_symbolic(value))
+                ):
                     tracer.refuse(value, f"{name} = ...", "")
                 if is_target and key in held and not is_trace(value):
                     self._moved.append(name)
@@ -102,6 +114,14 @@ def _changed_keys(mapping: Mapping[Any, Any], held: Mapping[Any, Any]) -> list[A
         if key not in _SLOTS and held.get(key, mapping) is not value
     ]
     return changed + [key for key in held if key not in mapping]
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Which storage it lies in; 0 where it has none of its own."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if tensor.layout is not torch.strided or is_traceable_wrapper_subclass(tensor):
+            return 0
+        return int(tensor.untyped_storage()._cdata)
 
 
 def _same_place(tensor: Tensor, alias: Tensor) -> bool:

@@ -146,6 +146,7 @@ class Session:
                 f"the placement has changed since the plan was made: it was {plan._placement!r} "
                 f"and is {now!r}; plan again"
             )
+        plan._attributes.check()
         self.handle.begin(plan._handle, *self.mode.lists(targets))
         self._known = plan
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ._library import DTYPE_OF
-from ._passes import explore, make_tracer, run_passes, trace_fallback_call
+from ._mirrors import Attributes
+from ._passes import make_tracer, run_passes, trace_fallback_call
 from ._sessions import Session, session_of
 from .metadata import ParamMeta, Source, StrPath, metadata
 from .targets import Model, Targets, as_targets
@@ -101,6 +102,7 @@ class LoadPlan:
         # Weakly: the session knows its last plan, and both go with the model.
         self._session = weakref.ref(session) if session is not None else lambda: None
         self._rebound = rebound
+        self._attributes = Attributes(session, handle)
         self._entries = _Entries(handle, metas, self._index)
         self.trace_seconds = trace_seconds
 
@@ -345,7 +347,6 @@ def _plan(model: Model, session: Session, metas: Source, overlaps: str) -> LoadP
     tracer = make_tracer(targets, declared)
     names = [meta.name for meta in declared]
     rebound = run_passes(tracer, targets, names)
-    explore(tracer, targets, names)
     handle = tracer.build_plan(OVERLAPS.index(overlaps))
     # Names that join the fallbacks take part in the next trace of their call.
     fallbacks = handle.num_fallbacks()

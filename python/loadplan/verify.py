@@ -54,7 +54,7 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
     if session_of(model).state != "idle":
         raise RuntimeError("`verify` needs an idle model; finish or abort the reload first")
     pairs = _repeatable(weights)
-    storages, places = _storages(targets), Places(targets)
+    storages, places = _storages(targets, plan), Places(targets)
     with tempfile.TemporaryFile() as before, tempfile.TemporaryFile() as eager:
         _save(storages, before)
         try:
@@ -102,7 +102,7 @@ def _load_eagerly(targets: Targets, pairs: Pairs) -> None:
             targets.process(layer)
 
 
-def _storages(targets: Targets) -> list[tuple[tuple[str, ...], Tensor]]:
+def _storages(targets: Targets, plan: LoadPlan) -> list[tuple[tuple[str, ...], Tensor]]:
     """Each storage once, as bytes, with the names that show it."""
     names: dict[int, list[str]] = {}
     views: dict[int, Tensor] = {}
@@ -115,7 +115,11 @@ def _storages(targets: Targets) -> list[tuple[tuple[str, ...], Tensor]]:
             if storage._cdata not in views:
                 flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
                 views[storage._cdata] = flat.set_(storage, 0, (storage.nbytes(),), (1,))
-    return [(tuple(names[key]), view) for key, view in views.items()]
+    mirrors = zip(*plan._handle.mirrors(), strict=True)
+    return [
+        *((tuple(names[key]), view) for key, view in views.items()),
+        *(((name,), view) for name, view in mirrors),
+    ]
 
 
 def _save(storages: list[tuple[tuple[str, ...], Tensor]], file: IO[bytes]) -> None:

@@ -167,22 +167,6 @@ TEST_F(CopyRecord, ScratchTensorsFollowTheRecord) {
   EXPECT_EQ(EntryOf(**loader_.Plan(), "w").kind, EntryKind::kDirect);
 }
 
-TEST_F(CopyRecord, MirrorsThatOutliveThePassAreFallbacks) {
-  const at::Tensor mirror = at::zeros({4, 6});
-  mirror.copy_(loader_["w"]);
-  p_.copy_(loader_["b"]);
-  EXPECT_EQ(loader_.End().kind, PassVerdict::kRepeat);
-  EXPECT_EQ(mirror.sum().item<float>(), 0);
-  loader_.Begin();
-  EXPECT_FALSE(loader_["w"].defined());
-  p_.copy_(loader_["b"]);
-  ASSERT_EQ(loader_.End().kind, PassVerdict::kDone);
-  const auto plan = loader_.Plan();
-  EXPECT_EQ(EntryOf(**plan, "w").kind, EntryKind::kFallback);
-  EXPECT_THAT(EntryOf(**plan, "w").reason,
-              HasSubstr("is copied into a tensor that is no target and outlives load_weights"));
-}
-
 TEST_F(CopyRecord, RaisesEagersWords) {
   const at::Tensor w = loader_["w"];
   const at::Tensor real = at::zeros({4, 6});
