@@ -158,7 +158,10 @@ void OperatorCall::RunForReal() {
   }
   if (strided.size() != values.size())
     record.not_replayable = absl::StrCat("`", name(), "` gives no strided tensor");
-  if (strided.empty()) return session_.RecordAnswered(Symbolic());
+  if (strided.empty()) {
+    if (!AnswersWithoutBytes(op_.operator_name())) session_.RecordAnswered(Symbolic());
+    return;
+  }
   for (const at::Tensor& value : strided) program->results.push_back(MetaOf(value));
   const std::vector<StorageId> outputs = session_.RecordNode(std::move(record), program);
   for (std::size_t i = 0; i < strided.size(); ++i) {

@@ -5,6 +5,8 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <string_view>
 #include <utility>
 
 #include "backend/mode.h"
@@ -75,6 +77,13 @@ std::vector<at::Tensor> FreshOutputs(const c10::FunctionSchema& schema,
     }
   }
   return outputs;
+}
+
+bool AnswersWithoutBytes(const c10::OperatorName& name) {
+  constexpr std::string_view kNames[] = {
+      "aten::_debug_has_internal_overlap", "aten::_has_compatible_shallow_copy_type",
+      "aten::is_distributed", "aten::is_pinned", "aten::is_set_to"};
+  return std::ranges::find(kNames, name.name) != std::end(kNames);
 }
 
 ResultMeta MetaOf(const at::Tensor& tensor) {

@@ -56,6 +56,10 @@ std::vector<at::Tensor> FreshOutputs(const c10::FunctionSchema& schema,
 // Positions of the arguments that the operator writes.
 std::vector<std::size_t> WrittenArguments(const c10::FunctionSchema& schema);
 
+// Whether what it returns, no tensor, depends on what the arguments are and never on their bytes.
+// `module.to(device)` asks such a question of each parameter before it leaves it as it is.
+bool AnswersWithoutBytes(const c10::OperatorName& name);
+
 ResultMeta MetaOf(const at::Tensor& tensor);
 
 }  // namespace loadplan

@@ -112,6 +112,40 @@ def test_a_trace_tensor_says_that_it_is_where_an_eager_call_has_it(asked: str) -
     assert torch.empty(1).is_shared() is False and "device" not in vars(Tensor)
 
 
+# What a loader may ask of a live tensor that it goes on to write, without looking at its bytes.
+ASKED_OF_LIVE: dict[str, Callable[[Tensor, Tensor], object]] = {
+    "shallow copy": lambda p, w: torch._has_compatible_shallow_copy_type(p, p.data),
+    "same tensor": lambda p, w: p.is_set_to(p),
+    "same size": lambda p, w: torch.is_same_size(p, w),
+    "pinned": lambda p, w: p.is_pinned(),
+    "distributed": lambda p, w: p.is_distributed(),
+    "overlap": lambda p, w: torch._debug_has_internal_overlap(p),
+    "dtype": lambda p, w: (torch.result_type(p, w), p.is_floating_point(), p.is_signed()),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED_OF_LIVE)
+def test_a_question_about_a_live_tensor_is_no_read_of_its_bytes(asked: str) -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            if ASKED_OF_LIVE[asked](live[name], w) is not None:
+                live[name].copy_(w)
+
+    assert kinds(check(make, load, metas("a", "b"))) == {"a": "direct", "b": "direct"}
+
+
+@pytest.mark.parametrize("move", ["to", "cpu", "float"])
+def test_a_module_that_is_moved_to_where_it_is(move: str) -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for name, w in weights:
+            module = torch.nn.Module()
+            module.weight = torch.nn.Parameter(live[name])
+            module.to(torch.device("cpu")) if move == "to" else getattr(module, move)()
+            module.weight.data.copy_(w)
+
+    assert kinds(check(make, load, metas("a", "b"))) == {"a": "direct", "b": "direct"}
+
+
 def test_a_declared_device_decides_a_branch() -> None:
     live = make()
 
