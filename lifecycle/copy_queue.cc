@@ -87,9 +87,8 @@ bool CopyQueue::Queue(const WriteItem& item, const StridedMap& map, const ByteSi
 }
 
 absl::StatusOr<bool> CopyQueue::IsCapturing() const {
-  return Attempt([&]() -> absl::StatusOr<bool> {
-    return device_.engine->is_capturing(device_.stream());
-  });
+  return Attempt(
+      [&]() -> absl::StatusOr<bool> { return device_.engine->is_capturing(device_.stream()); });
 }
 
 // What arrives may be a live tensor: then the order of copies counts.

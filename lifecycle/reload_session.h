@@ -58,8 +58,7 @@ class LOADPLAN_API ReloadSession {
   absl::Status Begin(std::shared_ptr<const BoundPlan> plan, std::span<const LiveTarget> current);
   // Whether the active update has chosen `plan`; any plan where it is null.
   bool HasPlan(const BoundPlan* plan) const;
-  // The storages of the targets of that plan; none before Begin.
-  std::vector<at::Tensor> LiveStorages() const;
+  std::vector<at::Tensor> LiveStorages() const;  // of the plan's targets; none before Begin
 
   // Lands a checkpoint tensor. Before any byte of it is written (InvalidArgument): a name that
   // was not declared or has landed, another shape or dtype than declared, a tensor without

@@ -124,8 +124,8 @@ std::int64_t DigestOf(const Schedule& schedule, const std::string& key) {
 
 // Also whether what this process has of replicas is the same.
 absl::Status BeginRead(ShardSet& shards, const ReloadSession* session) {
-  absl::Status status = shards.BeginRead(session == nullptr ? std::vector<at::Tensor>()
-                                                            : session->LiveStorages());
+  absl::Status status =
+      shards.BeginRead(session == nullptr ? std::vector<at::Tensor>() : session->LiveStorages());
   return status.ok() ? shards.CheckAgreement() : status;
 }
 
@@ -181,10 +181,12 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
   if (own.ok()) {
     own = Attempt("describing tensors", [&] { tables.emplace(held.get(), needed.get()); });
   }
-  std::vector<std::int64_t> header = {
-      kProtocol, options_.schedule.bucket_nbytes, options_.schedule.solo_nbytes,
-      options_.schedule.must_cover ? 1 : 0, options_.schedule.must_hold ? 1 : 0,
-      roles_.files != nullptr ? 1 : 0};
+  std::vector<std::int64_t> header = {kProtocol,
+                                      options_.schedule.bucket_nbytes,
+                                      options_.schedule.solo_nbytes,
+                                      options_.schedule.must_cover ? 1 : 0,
+                                      options_.schedule.must_hold ? 1 : 0,
+                                      roles_.files != nullptr ? 1 : 0};
   const std::size_t num_common = header.size();
   if (tables.has_value()) tables->AppendIds(header);
   std::string key;
@@ -350,7 +352,7 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
   for (std::size_t r = 0; r + 1 < ranks.size(); ++r) ranks[r].held = *held;
   ranks.back().needed = std::make_shared<const GeometryTable>(*std::move(needed));
   // Ranks are names here: there may be few of them, and large ones.
-  const absl::StatusOr<Schedule> schedule = 
+  const absl::StatusOr<Schedule> schedule =
       Schedule::Make(ranks, {.must_hold = must_hold, .counts_traffic = false});
   if (!schedule.ok()) return session.FailWith(schedule.status());
   if (absl::Status status = BeginRead(shards, &session); !status.ok()) {

@@ -97,8 +97,8 @@ class LOADPLAN_API ShardExchange {
 };
 
 // Lands the shards of all ranks, all of which are in this process, in `session`, which has begun
-// with `plan`. Refuses, before anything is written, what Schedule::Make refuses. Without `must_hold`
-// names that have no shards are left to other calls.
+// with `plan`. Refuses, before anything is written, what Schedule::Make refuses. Without
+// `must_hold` names that have no shards are left to other calls.
 LOADPLAN_API absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& session,
                                      bool must_hold = true);
 

@@ -95,10 +95,9 @@ absl::StatusOr<NameClass> MakeNameClass(const std::string& name,
                               .senders = (*shards)[static_cast<std::size_t>(position)].ranks});
     });
     if (found == piece.box.num_elements()) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("rank ", piece.rank, " needs ", ToString(piece.box), " of `", name,
-                     "` and no rank holds ", ToString(FirstGap(piece.box, *shards)),
-                     AbsentText(statements)));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "rank ", piece.rank, " needs ", ToString(piece.box), " of `", name, "` and no rank holds ",
+        ToString(FirstGap(piece.box, *shards)), AbsentText(statements)));
   }
   return result;
 }

@@ -120,7 +120,8 @@ absl::Status PeerGroup::TellProblem(const std::string& key, std::int32_t first,
 absl::Status PeerGroup::AwaitCollective(c10d::Work& work) {
   using std::chrono::microseconds;
   const auto deadline = std::chrono::steady_clock::now() + timeout_;
-  for (microseconds pause{20}; !work.isCompleted(); pause = std::min(2 * pause, microseconds{2000})) {
+  for (microseconds pause{20}; !work.isCompleted();
+       pause = std::min(2 * pause, microseconds{2000})) {
     if (absl::Status status = Interrupted(); !status.ok()) return status;
     if (std::chrono::steady_clock::now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("nothing came within ", Seconds(timeout_)));

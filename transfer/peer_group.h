@@ -56,14 +56,14 @@ class PeerGroup {
   // The same number of values from every rank: [rank][value].
   absl::StatusOr<std::vector<std::vector<std::int64_t>>> AllGather(
       std::span<const std::int64_t> own);
-  // `nbytes` bytes of rank `root`, where `own` holds them. Between BeginWatch and EndWatch a failure
-  // of any rank ends the wait.
+  // `nbytes` bytes of rank `root`, where `own` holds them. Between BeginWatch and EndWatch a
+  // failure of any rank ends the wait.
   absl::StatusOr<std::string> Broadcast(const std::string& own, Index nbytes, std::int32_t root);
 
-  // AllGather of `values`, kMaxConsulted at most, for ranks that may not be able to go on: where some
-  // rank has a `problem`, every rank gets it (its own where it has one). `*key` is a name in the
-  // store that all agree on and that no other consultation has. Ranks that consult one another about
-  // different things get one another's values; those that a rank did not give are 0.
+  // AllGather of `values`, kMaxConsulted at most, for ranks that may not be able to go on: where
+  // some rank has a `problem`, every rank gets it (its own where it has one). `*key` is a name in
+  // the store that all agree on and that no other consultation has. Ranks that consult one another
+  // about different things get one another's values; those that a rank did not give are 0.
   static constexpr std::size_t kMaxConsulted = 16;
   absl::StatusOr<std::vector<std::vector<std::int64_t>>> Consult(
       std::span<const std::int64_t> values, const absl::Status& problem, std::string* key);

@@ -144,8 +144,8 @@ void Schedule::CountTraffic() {
         const std::int32_t turns = (name_class.count - j + num - 1) / num;
         const Index nbytes = item.nbytes * turns;
         At(holds, sender) = 1;
-        traffic.links[static_cast<std::size_t>(sender) * n + static_cast<std::size_t>(item.receiver)] +=
-            nbytes;
+        traffic.links[static_cast<std::size_t>(sender) * n +
+                      static_cast<std::size_t>(item.receiver)] += nbytes;
         if (sender == item.receiver) {
           traffic.local_nbytes += nbytes;
           continue;

@@ -46,7 +46,8 @@ struct ScheduleOptions {
   Index solo_nbytes = Index{1} << 20;
   // Whether each tensor that is held has to be held whole, also where nobody needs it.
   bool must_cover = true;
-  // Whether each tensor that a rank needs has to be held; without, one that nobody holds is left out.
+  // Whether each tensor that a rank needs has to be held; without, one that nobody holds is left
+  // out.
   bool must_hold = true;
   // Without, traffic() has no more than the number of ranks; it is quadratic in that.
   bool counts_traffic = true;

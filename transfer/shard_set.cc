@@ -114,8 +114,7 @@ absl::Status ShardSet::CheckShard(const std::string& name, const TensorGeometry&
   }
   if (status.ok()) return status;
   return absl::InvalidArgumentError(absl::StrCat("the shard ", ToString(piece.box), " of rank ",
-                                                 piece.rank, ": ",
-                                                 std::string(status.message())));
+                                                 piece.rank, ": ", std::string(status.message())));
 }
 
 absl::Status ShardSet::Add(const std::string& name, std::int32_t geometry,
@@ -210,7 +209,8 @@ absl::Status ShardSet::CheckPresent(std::optional<std::int32_t> rank) {
     if (present >= wanted[static_cast<std::size_t>(entry.geometry)]) continue;
     for (const ShardPiece& piece : pieces) {
       if (!is_wanted(piece)) continue;
-      if (absl::Status status = Find(name, piece.rank, piece.box).status(); !status.ok()) return status;
+      if (absl::Status status = Find(name, piece.rank, piece.box).status(); !status.ok())
+        return status;
     }
   }
   return absl::OkStatus();

@@ -71,7 +71,8 @@ class LOADPLAN_API ShardSet : public ShardSource {
   // InvalidArgument where this process does not have it.
   absl::StatusOr<LocalBytes> Find(std::string_view name, std::int32_t rank,
                                   const Box& box) override;
-  // InvalidArgument, naming a piece of `rank` (none: of any) whose tensor this process does not have.
+  // InvalidArgument, naming a piece of `rank` (none: of any) whose tensor this process does not
+  // have.
   absl::Status CheckPresent(std::optional<std::int32_t> rank);
   // Whether shards that overlap hold the same bytes there, as far as this process has both.
   // InvalidArgument, naming the tensor, the box and two ranks that disagree.

@@ -25,9 +25,9 @@ std::string ShapeText(const DimVector& shape) {
 
 absl::Status CheckWithin(const std::string& name, const DimVector& shape, const ShardPiece& piece) {
   if (piece.rank < 0 || piece.rank >= kMaxRanks) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`", name, "`: rank ", piece.rank, " cannot hold ", ToString(piece.box),
-                     "; ranks are 0 to ", kMaxRanks - 1));
+    return absl::InvalidArgumentError(absl::StrCat("`", name, "`: rank ", piece.rank,
+                                                   " cannot hold ", ToString(piece.box),
+                                                   "; ranks are 0 to ", kMaxRanks - 1));
   }
   if (static_cast<std::size_t>(piece.box.rank()) == shape.size() && piece.box.IsWithin(shape)) {
     return absl::OkStatus();
