@@ -97,16 +97,21 @@ class Shards:
         module: nn.Module,
         *,
         rename: Callable[[str], str] | None = None,
+        buffers: bool = False,
         ranks: Callable[[int], int] | None = None,
         rank: int | None = None,
     ) -> Shards:
         """Shards of a module's parameters, as ``fully_shard`` or a tensor-parallel plan left them.
 
-        ``rename`` gives the name in the checkpoint.  Else as `of_tensors`.
+        ``rename`` gives the name in the checkpoint.  ``buffers``: those that `state_dict` would
+        hold as well.  A tied parameter has its first name.  Else as `of_tensors`.
         """
         name_of = rename or (lambda name: name)
-        named = ((name_of(name), param) for name, param in module.named_parameters())
-        return cls.of_tensors(named, ranks=ranks, rank=rank)
+        named: list[tuple[str, Tensor]] = list(module.named_parameters())
+        if buffers:
+            named += _persistent_buffers(module)
+        renamed = ((name_of(name), tensor) for name, tensor in named)
+        return cls.of_tensors(renamed, ranks=ranks, rank=rank)
 
     @classmethod
     def of_layout(
@@ -191,16 +196,17 @@ class Shards:
 
     def _up_to_date(self) -> Any:
         """The library's shards, with the tensors that DTensors have now."""
-        for local in self._locals:
-            if local.has_moved():
-                self._handle.replace(local.name, local.parts())
+        with torch.no_grad():
+            for local in self._locals:
+                if local.has_moved():
+                    self._handle.replace(local.name, local.parts())
         return self._handle
 
 
 class _Local:
     """The parts of a DTensor's local tensor, which is exchanged where the DTensor is moved."""
 
-    __slots__ = ("_address", "_known", "_tensor", "_where", "name")
+    __slots__ = ("_place", "_tensor", "_where", "name")
 
     def __init__(self, name: str, tensor: Any, where: list[tuple[slice, ...]]) -> None:
         self.name = name
@@ -208,17 +214,14 @@ class _Local:
         self._where = where
 
     def parts(self) -> list[Tensor]:
-        local = self._local()
-        self._known, self._address = local, local.data_ptr()
+        local = self._tensor.to_local().detach()
+        # While its parts are held nothing else can lie there.
+        self._place = local.data_ptr(), local.stride()
         return [local[where] for where in self._where]
 
     def has_moved(self) -> bool:
-        local = self._local()
-        return local is not self._known or local.data_ptr() != self._address
-
-    @torch.no_grad()
-    def _local(self) -> Tensor:
-        return self._tensor.to_local().detach()
+        local = self._tensor.to_local()
+        return bool((local.data_ptr(), local.stride()) != self._place)
 
 
 def _checked_piece(name: str, piece: Any) -> Piece:
@@ -234,6 +237,15 @@ def _checked_piece(name: str, piece: Any) -> Piece:
             "(start, stop) for each dimension and the tensor None where it is in another process"
         )
     return whole, box, tensor
+
+
+def _persistent_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [
+        (f"{path}.{name}" if path else name, buffer)
+        for path, part in module.named_modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if name not in part._non_persistent_buffers_set
+    ]
 
 
 def _own_rank() -> int:

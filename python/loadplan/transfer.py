@@ -25,9 +25,7 @@ AnyShards: TypeAlias = "Shards | Mapping[str, Iterable[Piece]]"
 MIB = 1 << 20
 
 
-def load_shards(
-    model: Model, plan: LoadPlan, shards: AnyShards, *, missing: str = "error"
-) -> None:
+def load_shards(model: Model, plan: LoadPlan, shards: AnyShards, *, missing: str = "error") -> None:
     """Lands tensors whose shards are all in this process, in an active reload.
 
     What is wrong with the shards (a gap, an overlap with two values, another shape or dtype than
@@ -229,9 +227,7 @@ def load_files_together(
     return SharedRead(exchange.read_nbytes(), sent, received)
 
 
-def send_shards(
-    shards: AnyShards, schedule: ShardSchedule
-) -> ExchangeReceipt:
+def send_shards(shards: AnyShards, schedule: ShardSchedule) -> ExchangeReceipt:
     """The trainer's side of an update."""
     return exchange_shards(schedule, shards=shards)
 

@@ -142,9 +142,7 @@ def part_of_the_names(context: Context) -> None:
     weights = {"frozen": torch.ones(3), "adapter": torch.ones(4, 2), "nothing": torch.ones(0)}
     shards = loadplan.Shards(whole({"adapter": weights["adapter"]})) if context.rank == 0 else None
     model, plan = planned(weights)
-    schedule = loadplan.schedule_shards(
-        group, shards=shards, plan=plan, missing="skip", timeout=30
-    )
+    schedule = loadplan.schedule_shards(group, shards=shards, plan=plan, missing="skip", timeout=30)
     for update in range(2):
         loadplan.start_reload(model)
         if update == 0:

@@ -231,7 +231,9 @@ def test_fused_tensors_of_a_trainer() -> None:
             pieces[name].append((rank, ((rank * mine, (rank + 1) * mine), whole), part))
         here = range(rank * groups // tp, (rank + 1) * groups // tp)
         rows = {"q": heads * dim, "k": dim, "v": dim}
-        qkv = torch.cat([full[n][g * size : (g + 1) * size] for g in here for n, size in rows.items()])
+        qkv = torch.cat(
+            [full[n][g * size : (g + 1) * size] for g in here for n, size in rows.items()]
+        )
         at = 0
         for group in here:
             for name, size in rows.items():
@@ -244,6 +246,18 @@ def test_fused_tensors_of_a_trainer() -> None:
     live = {name: torch.zeros_like(weight) for name, weight in full.items()}
     load_by_shards(live, copy_rows, full, pieces)
     assert all(torch.equal(live[name], weight) for name, weight in full.items())
+
+
+def test_buffers_of_a_module() -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    module[1].register_buffer("table", torch.zeros(2), persistent=False)
+    full = module.state_dict()
+    live = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
+    assert "1.running_mean" in live
+    with pytest.raises(ValueError, match=r"`1\.\w+` and no rank holds"):
+        load_by_shards(live, copy_rows, full, loadplan.Shards.of_module(module))
+    load_by_shards(live, copy_rows, full, loadplan.Shards.of_module(module, buffers=True))
+    assert all(torch.equal(live[name], tensor) for name, tensor in full.items())
 
 
 def test_undeclared_name() -> None:
@@ -263,7 +277,9 @@ def test_name_without_shards() -> None:
 def test_names_without_shards_are_left_to_other_calls() -> None:
     live = {name: torch.zeros(4) for name in ("a", "b", "c")}
     model = targets_of(live, copy_rows)
-    shards = {name: [(0, ((0, 4),), torch.full((4,), value))] for name, value in (("a", 1.0), ("b", 2.0))}
+    shards = {
+        name: [(0, ((0, 4),), torch.full((4,), value))] for name, value in (("a", 1.0), ("b", 2.0))
+    }
     metas = {name: ((4,), F32) for name in live}
     loadplan.start_reload(model)
     plan = loadplan.plan_loads(model, metas)
