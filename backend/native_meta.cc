@@ -12,6 +12,7 @@
 #include <ATen/ops/sqrt_meta_dispatch.h>
 #include <ATen/ops/sub_meta_dispatch.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -90,6 +91,14 @@ bool RunNativeMeta(const c10::OperatorName& name, Stack& stack) {
   if (found == Kernels().end()) return false;
   found->second(stack);
   return true;
+}
+
+bool SaysThatMetaHasNoValues(std::string_view error) {
+  constexpr std::string_view kWords[] = {
+      "meta tensor",    "Meta tensor",    "register_meta", "data-dependent",
+      "data dependent", "'Meta' backend", "on meta",       "Cannot copy out of meta"};
+  return std::ranges::any_of(
+      kWords, [&](std::string_view words) { return error.find(words) != std::string_view::npos; });
 }
 
 }  // namespace loadplan

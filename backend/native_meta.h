@@ -5,6 +5,8 @@
 #include <ATen/core/operator_name.h>
 #include <ATen/core/stack.h>
 
+#include <string_view>
+
 namespace loadplan {
 
 // Torch puts meta kernels written in Python before its own, and the first call of one of them
@@ -14,6 +16,10 @@ namespace loadplan {
 // Calls the operator on the meta tensors on `stack`, in place of the dispatcher; false where it is
 // none of these.
 bool RunNativeMeta(const c10::OperatorName& name, torch::jit::Stack& stack);
+
+// Whether a meta kernel refused for want of values. Those written in Python do so in words of
+// their own.
+bool SaysThatMetaHasNoValues(std::string_view error);
 
 }  // namespace loadplan
 

@@ -10,7 +10,6 @@
 
 #include <algorithm>
 #include <exception>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -393,19 +392,6 @@ std::vector<c10::IValue> OperatorCall::MetaArguments() const {
   return arguments;
 }
 
-namespace {
-
-// Meta kernels, some of them written in Python, refuse in words of their own.
-bool SaysThatMetaHasNoValues(std::string_view error) {
-  constexpr std::string_view kWords[] = {
-      "meta tensor",    "Meta tensor",    "register_meta", "data-dependent",
-      "data dependent", "'Meta' backend", "on meta",       "Cannot copy out of meta"};
-  return std::ranges::any_of(
-      kWords, [&](std::string_view words) { return error.find(words) != std::string_view::npos; });
-}
-
-}  // namespace
-
 // What two reads that deserve one answer have in common.
 std::string OperatorCall::ReadSite() const {
   std::string site = name();
@@ -456,13 +442,12 @@ bool OperatorCall::AnswerWithStandIns() {
 }
 
 // False where only values could tell what comes of it.
-bool OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack, bool& layout_is_sure) {
-  layout_is_sure = true;
+bool OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack, NodeRecord& record) {
   if (op_.hasTag(at::Tag::data_dependent_output)) return false;
   const at::AutoDispatchBelowAutograd no_autograd;
   try {
     if (RunNativeMeta(op_.operator_name(), stack)) return true;
-    layout_is_sure = LayoutIsSure(op_, stack);
+    record.layout_is_unsure = !LayoutIsSure(op_, stack);
     op_.callBoxed(&stack);
     return true;
   } catch (const c10::NotImplementedError&) {
@@ -486,14 +471,13 @@ void OperatorCall::RecordNode() {
     TORCH_CHECK_NOT_IMPLEMENTED(arg.element < 0, "`", name(), "` writes a list of tensors, which cannot be traced");
     mutated.emplace_back(arg.tensor, returned[arg.position].toTensor());
   }
-  bool layout_is_sure = false;
-  if (!RunOnMeta(returned, layout_is_sure)) {
+  if (!RunOnMeta(returned, record)) {
     if (AnswerWithStandIns()) return;
     RefuseValueRead(session_, name(), Symbolic());
   }
   const std::vector<at::Tensor> fresh = FreshOutputs(schema_, returned);
   record.is_elementwise = IsElementwise(op_);
-  record.layout_is_unsure = !fresh.empty() && !layout_is_sure;
+  record.layout_is_unsure &= !fresh.empty();  // what is written in place stays as it lies
   for (const at::Tensor& output : fresh) {
     if (output.layout() != at::kStrided)
       record.not_replayable = absl::StrCat("`", name(), "` gives no strided tensor");

@@ -89,7 +89,7 @@ class OperatorCall {
   void ZeroUninitialised();
   bool RecordMoved(const at::Tensor& labels, const std::vector<at::Tensor>& data);
   void RecordNode();
-  bool RunOnMeta(std::vector<c10::IValue>& stack, bool& layout_is_sure);
+  bool RunOnMeta(std::vector<c10::IValue>& stack, NodeRecord& record);
   bool AnswerWithStandIns();
   std::string ReadSite() const;
   std::vector<c10::IValue> MetaArguments() const;

@@ -34,10 +34,9 @@ constexpr std::string_view kOwnLayout[] = {
 
 // Sure on contiguous tensors only.
 constexpr std::string_view kOwnLayoutOfStrides[] = {
-    "aten::copysign",    "aten::div",         "aten::floor_divide",
-    "aten::heaviside",   "aten::ldexp",       "aten::logaddexp",
-    "aten::logaddexp2",  "aten::logical_and", "aten::logical_or",
-    "aten::logical_xor",
+    "aten::copysign",   "aten::div",         "aten::floor_divide", "aten::heaviside",
+    "aten::ldexp",      "aten::logaddexp",   "aten::logaddexp2",   "aten::logical_and",
+    "aten::logical_or", "aten::logical_xor",
 };
 
 }  // namespace

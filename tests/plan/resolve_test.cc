@@ -202,5 +202,27 @@ TEST(NodeTableTest, OutputsOfLaterOperatorsAreNoInputs) {
             "`aten::exp` cannot be replayed: it reads the output of a later operator");
 }
 
+// A product is rounded in the order of its input's strides, an elementwise operator is not.
+TEST(NodeTableTest, DoubtAboutALayoutIsHandedOnToWhatReadsByIt) {
+  LogBuilder log;
+  const View w = log.Source("w", {4, 4});
+  const View svd = log.Node("aten::linalg_svd", {w}, {4, 4});
+  const View scaled = log.Node("aten::mul", {svd}, {4, 4});
+  log.Node("aten::matmul", {scaled}, {4, 4});
+  log.Node("aten::matmul", {w}, {4, 4});
+  std::vector<NodeRecord>& nodes = log.input().log.nodes;
+  nodes[0].layout_is_unsure = true;
+  nodes[1].is_elementwise = true;
+  const SymbolicMemory memory(log.input().log);
+  NodeTable table(log.input().log, memory);
+  EXPECT_EQ(table.Get(0).obstacle, "");
+  EXPECT_EQ(table.Get(1).obstacle, "");
+  EXPECT_EQ(
+      table.Get(2).obstacle,
+      "`aten::matmul` cannot be replayed: it reads what `aten::mul` computed, in a layout that "
+      "only a real call tells");
+  EXPECT_EQ(table.Get(3).obstacle, "");
+}
+
 }  // namespace
 }  // namespace loadplan::testing
