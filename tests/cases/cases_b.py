@@ -73,7 +73,8 @@ def make_case(targets, checkpoint, load, names, **more):
     expect = {
         key: more.pop(key)
         for key in (
-            "boxes prefer overlap plan finish says keep rebind value_read no_partial_write no_oracle"
+            "boxes prefer overlap plan finish says keep rebind value_read no_partial_write "
+            "no_oracle"
         ).split()
         if key in more
     }
@@ -81,7 +82,11 @@ def make_case(targets, checkpoint, load, names, **more):
     if isinstance(names, str):
         names = dict.fromkeys(checkpoint, names)
     return dict(
-        targets=targets, checkpoint=checkpoint, load=load, expect=dict(names=names, **expect), **more
+        targets=targets,
+        checkpoint=checkpoint,
+        load=load,
+        expect=dict(names=names, **expect),
+        **more,
     )
 
 
@@ -175,7 +180,9 @@ def case_kv_scales_renamed_and_one_for_both():
 
 
 def case_exponent_scales_as_bytes_and_padded():
-    """NovaSky-AI/SkyRL#2072: E8M0 scales in a padded matrix; the layer keeps bytes without padding."""
+    """NovaSky-AI/SkyRL#2072: E8M0 scales in a padded matrix; the layer keeps bytes without
+    padding.
+    """
     T = {"codes": rnd((4, 8), F8, 1), "scale": rnd((4, 2), U8, 2)}
     ck = {"codes": rnd((4, 8), U8, 3), "scale": rnd((8, 4), E8M0, 4)}
 
@@ -210,7 +217,9 @@ def case_scales_kept_as_exponent_bytes():
 
 
 def case_swizzled_copy_of_the_scales():
-    """verl-project/verl#7519: the kernel reads an interleaved copy that only the first load made."""
+    """verl-project/verl#7519: the kernel reads an interleaved copy that only the first load
+    made.
+    """
     T = {"scale": rnd((8, 4), U8, 1), "scale.swizzled": rnd((8, 4), U8, 2), "w": rnd((8, 4), F8, 3)}
     ck = {"w": rnd((8, 4), F8, 4), "scale": rnd((8, 4), U8, 5)}
 
@@ -246,9 +255,11 @@ def case_scale_factors_swizzled_with_padding():
 
 
 def case_dequantised_by_the_loader():
-    """Lightricks/LTX-2#172, leejet/stable-diffusion.cpp#1898: FP8 with a scale beside it, cast without it.
+    """Lightricks/LTX-2#172, leejet/stable-diffusion.cpp#1898: FP8 with a scale beside it, cast
+    without it.
 
-    The scale may come first or last, and in another bucket."""
+    The scale may come first or last, and in another bucket.
+    """
     T = {"a": rnd((3, 4), BF, 1), "b": rnd((3, 4), BF, 2), "c": rnd((4,), BF, 3)}
     ck = {
         "a.weight": rnd((3, 4), F8, 4),
@@ -279,7 +290,10 @@ def case_other_fp8_of_another_vendor():
     """ROCm/vllm#395: bit 0x80 is a NaN in the other FP8: cleared in place through a mask, on the
     arriving tensor, before the bits are read as the other type; scales double."""
     T = {"w": torch.zeros(3, 4, dtype=torch.float8_e4m3fnuz), "scale": torch.zeros(1)}
-    ck = {"w": torch.tensor([-128, 3, -1, 7] * 3, dtype=I8).view(F8).view(3, 4), "scale": rnd((1,), F32, 2)}
+    ck = {
+        "w": torch.tensor([-128, 3, -1, 7] * 3, dtype=I8).view(F8).view(3, 4),
+        "scale": rnd((1,), F32, 2),
+    }
 
     def load(t, weights):
         for name, w in weights:
@@ -290,13 +304,18 @@ def case_other_fp8_of_another_vendor():
             bits[bits == -128] = 0
             t[name].data.copy_(bits.view(torch.float8_e4m3fnuz))
 
-    other = {"w": torch.tensor([5, -128, -128, 9] * 3, dtype=I8).view(F8).view(3, 4), "scale": rnd((1,), F32, 9)}
+    other = {
+        "w": torch.tensor([5, -128, -128, 9] * 3, dtype=I8).view(F8).view(3, 4),
+        "scale": rnd((1,), F32, 9),
+    }
     names = {"w": "either", "scale": "fallback"}
     return make_case(T, ck, load, names, updates=[other], derived=["w", "scale"])
 
 
 def case_group_scales_rescaled_to_one_global_scale():
-    """vllm-project/vllm#41769, NVIDIA/TensorRT-LLM#12214: w1 and w3 have global scales of their own."""
+    """vllm-project/vllm#41769, NVIDIA/TensorRT-LLM#12214: w1 and w3 have global scales of their
+    own.
+    """
     T = {"scale": rnd((4, 2), F8, 1), "alpha": rnd((1,), F32, 2), "global": rnd((), F32, 3)}
     ck = {
         "w1.scale": rnd((2, 2), F8, 4),
@@ -352,8 +371,9 @@ def case_scales_that_must_agree_are_compared():
 
 # ------------------------------------------------------------------ attention
 def case_fused_qkv_cut_for_ranks_on_disk():
-    """vllm-project/vllm#42803: on disk q, k, v of rank 0 come before those of rank 1; chunk(tp)[rank]
-    of the whole put q rows into the k slots."""
+    """vllm-project/vllm#42803: on disk q, k, v of rank 0 come before those of rank 1;
+    chunk(tp)[rank] of the whole put q rows into the k slots.
+    """
     tp, rank, q, kv, H = 2, 1, 4, 2, 3
     T = {"qkv": rnd((q + 2 * kv, H), BF, 1), "scale": rnd((q + 2 * kv, 1), F32, 2)}
     ck = {"qkv": rnd((tp * (q + 2 * kv), H), BF, 3), "scale": rnd((tp * (q + 2 * kv), 1), F32, 4)}
@@ -371,7 +391,9 @@ def case_fused_qkv_cut_for_ranks_on_disk():
 
 
 def case_qkv_interleaved_by_group():
-    """NVIDIA-NeMo/RL#2802, vllm-project/vllm#53114: [q q k v] for each group on disk, [Q | K | V] here."""
+    """NVIDIA-NeMo/RL#2802, vllm-project/vllm#53114: [q q k v] for each group on disk, [Q | K |
+    V] here.
+    """
     G, r, d, H = 3, 2, 2, 5
     T = {"w": rnd((G * (r + 2) * d, H), BF, 1), "b": rnd((G * (r + 2) * d,), BF, 2)}
     ck = {"w": rnd((G * (r + 2) * d, H), BF, 3), "b": rnd((G * (r + 2) * d,), BF, 4)}
@@ -387,13 +409,19 @@ def case_qkv_interleaved_by_group():
 
 
 def case_rotary_permutation_with_fewer_kv_heads():
-    """huggingface/transformers#31788, ggml-org/llama.cpp#3364: k was permuted by the number of q heads."""
+    """huggingface/transformers#31788, ggml-org/llama.cpp#3364: k was permuted by the number of q
+    heads.
+    """
     nq, nk, d, H = 4, 2, 4, 3
     T = {"q": rnd((nq * d, H), BF, 1), "k": rnd((nk * d, H), BF, 2), "kb": rnd((nk * d,), BF, 3)}
     ck = {n: rnd(w.shape, BF, 4 + i) for i, (n, w) in enumerate(T.items())}
 
     def permute(w, heads):
-        return w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:]).swapaxes(1, 2).reshape(w.shape)
+        return (
+            w.reshape(heads, 2, w.shape[0] // heads // 2, *w.shape[1:])
+            .swapaxes(1, 2)
+            .reshape(w.shape)
+        )
 
     def load(t, weights):
         for name, w in weights:
@@ -403,8 +431,9 @@ def case_rotary_permutation_with_fewer_kv_heads():
 
 
 def case_absorbed_weights_made_after_the_loop():
-    """THUDM/slime#960, sgl-project/sglang#14178: w_kc and w_vc are made from the live kv_b when a call
-    ends; with small buckets they were made before it was whole."""
+    """THUDM/slime#960, sgl-project/sglang#14178: w_kc and w_vc are made from the live kv_b when
+    a call ends; with small buckets they were made before it was whole.
+    """
     heads, dk, dv, r = 2, 3, 2, 4
     T = {
         "kv_b": rnd((heads * (dk + dv), r), BF, 1),
@@ -432,8 +461,10 @@ def case_absorbed_weights_made_after_the_loop():
 
 
 def case_absorbed_weights_dequantised_in_the_default_dtype():
-    """lightseekorg/tokenspeed#1128: outside start-up the default dtype is float32, and the absorbed
-    weights were rebuilt in it; here the layer's buffers are BF16 and the block scales come apart."""
+    """lightseekorg/tokenspeed#1128: outside start-up the default dtype is float32, and the
+    absorbed weights were rebuilt in it; here the layer's buffers are BF16 and the block scales
+    come apart.
+    """
     T = {
         "kv_b": rnd((4, 4), F8, 1),
         "kv_b.scale": rnd((2, 2), F32, 2),
@@ -491,8 +522,9 @@ def case_norm_plus_one_decided_by_its_mean():
 
 
 def case_one_added_in_place_after_the_loop():
-    """pytorch/executorch#19901, unslothai/unsloth-zoo#1095: the 1 is added to what is live after the loop:
-    missing where a path skips it, twice where one runs it again."""
+    """pytorch/executorch#19901, unslothai/unsloth-zoo#1095: the 1 is added to what is live after
+    the loop: missing where a path skips it, twice where one runs it again.
+    """
     T = {"a.norm": rnd((4,), BF, 1), "b.norm": rnd((4,), BF, 2), "w": rnd((2, 2), BF, 3)}
     ck = {n: rnd(w.shape, BF, 4 + i) for i, (n, w) in enumerate(T.items())}
 
@@ -525,8 +557,9 @@ def case_head_normalised_while_loading():
 
 
 def case_padding_row_zeroed_after_loading():
-    """pytorch/pytorch#6411, facebookresearch/fairseq#4633: loading overwrites the row of the padding
-    token; the loader zeroes it again."""
+    """pytorch/pytorch#6411, facebookresearch/fairseq#4633: loading overwrites the row of the
+    padding token; the loader zeroes it again.
+    """
     pad = 1
     T = {"embed": rnd((5, 3), BF, 1)}
     ck = {"embed": rnd((5, 3), BF, 2)}
@@ -538,14 +571,24 @@ def case_padding_row_zeroed_after_loading():
 
     boxes = {"embed": [((0, 1), (0, 3)), ((2, 5), (0, 3))]}
     return make_case(
-        T, ck, load, "direct", boxes=boxes, between=lambda t: t["embed"].data[pad].fill_(float("nan"))
+        T,
+        ck,
+        load,
+        "direct",
+        boxes=boxes,
+        between=lambda t: t["embed"].data[pad].fill_(float("nan")),
     )
 
 
 def case_tied_head_on_the_last_stage_only():
-    """sgl-project/sglang#15890: the last stage has no embedding, but a head that is tied to it; names
-    of other stages were skipped by their layer, the embedding with them."""
-    T = {"lm_head.weight": rnd((6, 4), BF, 1), "layers.1.w": rnd((4, 4), BF, 2), "norm": rnd((4,), BF, 3)}
+    """sgl-project/sglang#15890: the last stage has no embedding, but a head that is tied to it;
+    names of other stages were skipped by their layer, the embedding with them.
+    """
+    T = {
+        "lm_head.weight": rnd((6, 4), BF, 1),
+        "layers.1.w": rnd((4, 4), BF, 2),
+        "norm": rnd((4,), BF, 3),
+    }
     ck = {
         "model.embed_tokens.weight": rnd((6, 4), BF, 4),
         "model.layers.0.w": rnd((4, 4), BF, 5),
@@ -568,8 +611,9 @@ def case_tied_head_on_the_last_stage_only():
 
 
 def case_tied_name_that_the_trainer_leaves_out():
-    """vllm-project/vllm#56689: the trainer lists a shared parameter once; the stage that knows it by the
-    other name keeps the last weights, and the update ends well."""
+    """vllm-project/vllm#56689: the trainer lists a shared parameter once; the stage that knows
+    it by the other name keeps the last weights, and the update ends well.
+    """
     T = {"lm_head.weight": rnd((6, 4), BF, 1), "norm": rnd((4,), BF, 2)}
     ck = {"model.embed_tokens.weight": rnd((6, 4), BF, 3), "norm": rnd((4,), BF, 4)}
 
@@ -583,7 +627,9 @@ def case_tied_name_that_the_trainer_leaves_out():
 
 
 def case_slice_of_a_saved_tensor_is_saved_too():
-    """safetensors/safetensors#232: A and A[:1] share memory and both are in the file; the later one stands."""
+    """safetensors/safetensors#232: A and A[:1] share memory and both are in the file; the later
+    one stands.
+    """
     a = rnd((3, 4), BF, 1)
     T = {"A": a, "B": a[:1], "C": rnd((2,), BF, 2)}
     ck = {"B": rnd((1, 4), BF, 3), "C": rnd((2,), BF, 4), "A": rnd((3, 4), BF, 5)}
@@ -600,8 +646,9 @@ def case_slice_of_a_saved_tensor_is_saved_too():
 
 # ------------------------------------------------------------------ experts
 def case_shared_expert_cloned_into_slots():
-    """sgl-project/sglang#4918, ROCm/ATOM#1527: the shared expert is renamed and cloned into the slots after
-    the routed ones; a mapping without those slots dropped it."""
+    """sgl-project/sglang#4918, ROCm/ATOM#1527: the shared expert is renamed and cloned into the
+    slots after the routed ones; a mapping without those slots dropped it.
+    """
     routed, copies = 2, 2
     T = {"w2": rnd((routed + copies, 3, 2), F8, 1), "w2.scale": rnd((routed + copies,), F32, 2)}
     ck = {
@@ -618,7 +665,9 @@ def case_shared_expert_cloned_into_slots():
         found = dict(listed)
         for leaf in ("down", "down_scale"):
             for i in range(copies):
-                listed.append((f"experts.{routed + i}.{leaf}", found[f"shared_experts.{leaf}"].clone()))
+                listed.append(
+                    (f"experts.{routed + i}.{leaf}", found[f"shared_experts.{leaf}"].clone())
+                )
         for name, w in listed:
             if name.startswith("shared_experts"):
                 continue
@@ -632,8 +681,10 @@ def case_shared_expert_cloned_into_slots():
 
 
 def case_experts_loaded_by_threads():
-    """sgl-project/sglang#7943, NVIDIA/TensorRT-LLM#4699: weight loaders run in a pool, and the next tensor
-    is asked for before the last one is copied; modelscope/ms-swift#10204: into reused memory."""
+    """sgl-project/sglang#7943, NVIDIA/TensorRT-LLM#4699: weight loaders run in a pool, and the
+    next tensor is asked for before the last one is copied; modelscope/ms-swift#10204: into
+    reused memory.
+    """
     T = {"w13": rnd((3, 4, 5), BF, 1), "w2": rnd((3, 5, 2), BF, 2)}
     ck = {}
     for e in range(3):
@@ -665,7 +716,12 @@ def case_physical_slots_from_a_map_tensor():
     place = torch.tensor([2, 0, 1, 0, 2])
     mine = torch.tensor([-1, 0, 1])
     T = {"w": rnd((5, 3, 2), BF, 1), "local": rnd((2, 4), BF, 2)}
-    ck = {"w": rnd((3, 3, 2), BF, 3), "0.l": rnd((4,), BF, 4), "1.l": rnd((4,), BF, 5), "2.l": rnd((4,), BF, 6)}
+    ck = {
+        "w": rnd((3, 3, 2), BF, 3),
+        "0.l": rnd((4,), BF, 4),
+        "1.l": rnd((4,), BF, 5),
+        "2.l": rnd((4,), BF, 6),
+    }
 
     def load(t, weights):
         for name, w in weights:
@@ -680,7 +736,11 @@ def case_physical_slots_from_a_map_tensor():
 
 def case_padded_hidden_size_keeps_its_padding():
     """vllm-project/vllm#37010: the kernel rounds the hidden size up, the file does not."""
-    T = {"w13": torch.zeros(2, 4, 8, dtype=BF), "w2": torch.zeros(2, 8, 2, dtype=BF), "b": torch.zeros(2, 8)}
+    T = {
+        "w13": torch.zeros(2, 4, 8, dtype=BF),
+        "w2": torch.zeros(2, 8, 2, dtype=BF),
+        "b": torch.zeros(2, 8),
+    }
     ck = {}
     for e in range(2):
         ck[f"{e}.w1"], ck[f"{e}.w3"] = rnd((2, 5), BF, 1 + e), rnd((2, 5), BF, 3 + e)
@@ -704,8 +764,9 @@ def case_padded_hidden_size_keeps_its_padding():
 
 
 def case_rank_padded_after_it_was_cut():
-    """NVIDIA/TensorRT-LLM#16198: what the rank gets is padded to a whole tile after the cut; the padding
-    was left out, or taken from the neighbour."""
+    """NVIDIA/TensorRT-LLM#16198: what the rank gets is padded to a whole tile after the cut; the
+    padding was left out, or taken from the neighbour.
+    """
     T = {"w1": rnd((4, 3), I8, 1), "w2": rnd((3, 4), I8, 2), "s": rnd((4,), F16, 3)}
     ck = {"w1": rnd((6, 3), I8, 4), "w2": rnd((3, 6), I8, 5), "s": rnd((6,), F16, 6)}
 
@@ -725,7 +786,9 @@ def case_rank_padded_after_it_was_cut():
 
 
 def case_cut_inside_a_scale_group():
-    """NVIDIA/TensorRT-LLM#6722: a rank's columns start inside a group of 4: its scales start one early."""
+    """NVIDIA/TensorRT-LLM#6722: a rank's columns start inside a group of 4: its scales start one
+    early.
+    """
     T = {"w": rnd((2, 6), U8, 1), "s": rnd((2, 3), U8, 2)}
     ck = {"w": rnd((2, 12), U8, 3), "s": rnd((2, 3), U8, 4)}
     start, stop = 2, 8
@@ -759,10 +822,18 @@ def case_uneven_ranks_by_whole_groups():
 
 # ------------------------------------------------------------------ state spaces, convolutions
 def case_mixer_groups_repeated_for_ranks():
-    """vllm-project/vllm#10909: the convolution is [x | B | C]; groups are fewer than ranks and repeated."""
+    """vllm-project/vllm#10909: the convolution is [x | B | C]; groups are fewer than ranks and
+    repeated.
+    """
     tp, rank, x, g = 4, 3, 8, 2
-    T = {"conv.weight": rnd((x // tp + 2 * 2, 1, 3), BF, 1), "conv.bias": rnd((x // tp + 4,), BF, 2)}
-    ck = {"conv.weight": rnd((x + 2 * g * 2, 1, 3), BF, 3), "conv.bias": rnd((x + 2 * g * 2,), BF, 4)}
+    T = {
+        "conv.weight": rnd((x // tp + 2 * 2, 1, 3), BF, 1),
+        "conv.bias": rnd((x // tp + 4,), BF, 2),
+    }
+    ck = {
+        "conv.weight": rnd((x + 2 * g * 2, 1, 3), BF, 3),
+        "conv.bias": rnd((x + 2 * g * 2,), BF, 4),
+    }
 
     def load(t, weights):
         for name, w in weights:
@@ -783,10 +854,20 @@ def case_mixer_groups_repeated_for_ranks():
 
 
 def case_value_heads_reordered_by_key_head():
-    """ggml-org/llama.cpp#27019: value heads of one key head lie together on disk, apart in the kernel."""
+    """ggml-org/llama.cpp#27019: value heads of one key head lie together on disk, apart in the
+    kernel.
+    """
     k, per, d = 3, 2, 2
-    T = {"v": rnd((k * per * d, 4), BF, 1), "dt": rnd((k * per,), F32, 2), "A": rnd((k * per,), F32, 3)}
-    ck = {"v": rnd((k * per * d, 4), BF, 4), "dt": rnd((k * per,), F32, 5), "A_log": rnd((k * per,), F32, 6)}
+    T = {
+        "v": rnd((k * per * d, 4), BF, 1),
+        "dt": rnd((k * per,), F32, 2),
+        "A": rnd((k * per,), F32, 3),
+    }
+    ck = {
+        "v": rnd((k * per * d, 4), BF, 4),
+        "dt": rnd((k * per,), F32, 5),
+        "A_log": rnd((k * per,), F32, 6),
+    }
 
     def reorder(w, head):
         return w.view(k, per, head, *w.shape[1:]).transpose(0, 1).reshape(w.shape)
@@ -804,7 +885,10 @@ def case_value_heads_reordered_by_key_head():
 
 def case_channels_last_convolution():
     """safetensors/safetensors#308: the live convolution is channels-last, the file is not."""
-    T = {"a": rnd((2, 3, 2, 4), BF, 1).to(memory_format=torch.channels_last), "b": rnd((2, 12), BF, 2)}
+    T = {
+        "a": rnd((2, 3, 2, 4), BF, 1).to(memory_format=torch.channels_last),
+        "b": rnd((2, 12), BF, 2),
+    }
     ck = {"a": rnd((2, 3, 2, 4), BF, 3), "b": rnd((2, 3, 2, 2), BF, 4)}
 
     def load(t, weights):
@@ -817,7 +901,9 @@ def case_channels_last_convolution():
 
 
 def case_position_table_resized():
-    """facebookresearch/dinov2#431: the table of another resolution is interpolated, its class token kept."""
+    """facebookresearch/dinov2#431: the table of another resolution is interpolated, its class
+    token kept.
+    """
     T = {"pos": rnd((1, 10, 2), F32, 1), "patch": rnd((2, 8), BF, 2)}
     ck = {"pos": rnd((1, 5, 2), F32, 3), "patch": rnd((2, 2, 1, 2, 2), BF, 4)}
 
@@ -851,8 +937,15 @@ def case_batch_norm_statistics():
 
 
 def case_batch_norm_folded_into_the_convolution():
-    """vllm-project/vllm-ascend#1376's statistics, used while loading: the fold is made from live buffers."""
-    T = {"w": rnd((2, 3), F32, 1), "b": rnd((2,), F32, 2), "mean": rnd((2,), F32, 3), "var": torch.ones(2)}
+    """vllm-project/vllm-ascend#1376's statistics, used while loading: the fold is made from live
+    buffers.
+    """
+    T = {
+        "w": rnd((2, 3), F32, 1),
+        "b": rnd((2,), F32, 2),
+        "mean": rnd((2,), F32, 3),
+        "var": torch.ones(2),
+    }
     ck = {
         "w": rnd((2, 3), F32, 4),
         "gamma": rnd((2,), F32, 5),
@@ -876,8 +969,9 @@ def case_batch_norm_folded_into_the_convolution():
 
 
 def case_frequencies_made_again_by_every_load():
-    """huggingface/transformers#45902, pytorch/torchtitan#4817: a buffer that no file has was left as the
-    allocator gave it; the loader computes it again from the configuration."""
+    """huggingface/transformers#45902, pytorch/torchtitan#4817: a buffer that no file has was
+    left as the allocator gave it; the loader computes it again from the configuration.
+    """
     T = {"inv_freq": torch.full((3,), float("nan")), "w": rnd((2, 2), BF, 1)}
     ck = {"w": rnd((2, 2), BF, 2)}
 
@@ -891,9 +985,15 @@ def case_frequencies_made_again_by_every_load():
 
 # ------------------------------------------------------------------ packed integers
 def case_rows_sorted_by_group_index():
-    """intel/ipex-llm#10851, vllm-project/vllm#7374: act-order: packed rows are unpacked and sorted by an
-    index that is in the checkpoint itself."""
-    T = {"w": rnd((8, 3), U8, 1), "perm": rnd((8,), I64, 2), "g_idx": rnd((8,), I32, 3), "s": rnd((2, 3), F16, 4)}
+    """intel/ipex-llm#10851, vllm-project/vllm#7374: act-order: packed rows are unpacked and
+    sorted by an index that is in the checkpoint itself.
+    """
+    T = {
+        "w": rnd((8, 3), U8, 1),
+        "perm": rnd((8,), I64, 2),
+        "g_idx": rnd((8,), I32, 3),
+        "s": rnd((2, 3), F16, 4),
+    }
     ck = {
         "qweight": rnd((1, 3), I32, 5),
         "g_idx": torch.tensor([1, 0, 1, 0, 0, 1, 0, 1], dtype=I32),
@@ -916,11 +1016,16 @@ def case_rows_sorted_by_group_index():
 
 
 def case_nibbles_in_another_order():
-    """mit-han-lab/llm-awq#91, pie-project/pie#491: [0 2 4 6 1 3 5 7] inside each word, for weights and zero
-    points; one of the two was left as it came."""
+    """mit-han-lab/llm-awq#91, pie-project/pie#491: [0 2 4 6 1 3 5 7] inside each word, for
+    weights and zero points; one of the two was left as it came.
+    """
     order = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
     shifts = torch.arange(0, 32, 4)
-    T = {"qweight": rnd((3, 2), I32, 1), "qzeros": rnd((1, 2), I32, 2), "scales": rnd((1, 16), F16, 3)}
+    T = {
+        "qweight": rnd((3, 2), I32, 1),
+        "qzeros": rnd((1, 2), I32, 2),
+        "scales": rnd((1, 16), F16, 3),
+    }
     ck = {n: rnd(w.shape, w.dtype, 4 + i) for i, (n, w) in enumerate(T.items())}
 
     def repack(w):
@@ -937,8 +1042,9 @@ def case_nibbles_in_another_order():
 
 
 def case_signed_nibbles_packed_without_a_mask():
-    """vllm-project/compressed-tensors#518: the high nibble was shifted without a mask, the low one kept its
-    sign; both halves are written in place into one byte."""
+    """vllm-project/compressed-tensors#518: the high nibble was shifted without a mask, the low
+    one kept its sign; both halves are written in place into one byte.
+    """
     T = {"w": rnd((3, 4), I8, 1), "back": rnd((3, 8), I8, 2)}
     ck = {"w": (rnd((3, 8), I8, 3) % 16 - 8).to(I8), "p": rnd((3, 4), I8, 4) - 60}
 
@@ -958,8 +1064,10 @@ def case_signed_nibbles_packed_without_a_mask():
 
 
 def case_quant_state_beside_the_weight():
-    """bitsandbytes-foundation/bitsandbytes#1946: packed bytes were loaded, the state beside them kept from
-    before; the state's header is a JSON text in a uint8 tensor, which the loader has to read."""
+    """bitsandbytes-foundation/bitsandbytes#1946: packed bytes were loaded, the state beside them
+    kept from before; the state's header is a JSON text in a uint8 tensor, which the loader has
+    to read.
+    """
     header = torch.tensor(list(json.dumps({"blocksize": 4}).encode()), dtype=U8)
     T = {"w": rnd((8, 1), U8, 1), "w.absmax": rnd((4,), F32, 2), "w.blocksize": torch.tensor(0)}
     ck = {
@@ -1002,8 +1110,9 @@ def default_loader(param: Tensor, loaded: Tensor) -> None:
 
 
 def case_parameter_wrapped_anew_by_post_processing():
-    """sgl-project/sglang#5424, vllm-project/vllm#49601: post-processing wraps the same bytes in a new
-    parameter, without the loader that the old one carried; here it is carried over."""
+    """sgl-project/sglang#5424, vllm-project/vllm#49601: post-processing wraps the same bytes in
+    a new parameter, without the loader that the old one carried; here it is carried over.
+    """
     layer = Linear()
     T = {"weight": layer.weight.data}
     ck = {"weight": rnd((4, 4), BF, 2)}
@@ -1022,9 +1131,11 @@ def case_parameter_wrapped_anew_by_post_processing():
 
 
 def case_parameter_wrapped_anew_without_its_loader():
-    """sgl-project/sglang#5424: the loader is lost: from then on the default one refuses the full tensor.
+    """sgl-project/sglang#5424: the loader is lost: from then on the default one refuses the full
+    tensor.
 
-    A plan that is made in that state has to end with the loader's own words."""
+    A plan that is made in that state has to end with the loader's own words.
+    """
     layer = Linear()
     layer.weight = nn.Parameter(layer.weight.data, requires_grad=False)
     T = {"weight": layer.weight.data}
@@ -1072,15 +1183,19 @@ def rebinding(load_one, *, tied: bool = False):
 
 
 def case_state_dict_assigned():
-    """pytorch/pytorch#188346, TransformerLensOrg/TransformerLens#1725: assign=True gives each name a tensor of
-    its own, and unties what was tied."""
+    """pytorch/pytorch#188346, TransformerLensOrg/TransformerLens#1725: assign=True gives each
+    name a tensor of its own, and unties what was tied.
+    """
     return rebinding(
-        lambda module, weights: module.load_state_dict(dict(weights), strict=False, assign=True), tied=True
+        lambda module, weights: module.load_state_dict(dict(weights), strict=False, assign=True),
+        tied=True,
     )
 
 
 def case_parameters_swapped():
-    """huggingface/diffusers#13751: swap_tensors keeps the Python object and exchanges what it holds."""
+    """huggingface/diffusers#13751: swap_tensors keeps the Python object and exchanges what it
+    holds.
+    """
 
     def load(module, weights):
         for name, w in weights:
@@ -1090,8 +1205,9 @@ def case_parameters_swapped():
 
 
 def case_parameters_set_to_the_arriving_memory():
-    """vllm-project/vllm#54477: repacking that changes data_ptr() breaks captured graphs; `set_` is the
-    shortest way to it."""
+    """vllm-project/vllm#54477: repacking that changes data_ptr() breaks captured graphs; `set_`
+    is the shortest way to it.
+    """
 
     def load(module, weights):
         for name, w in weights:
@@ -1125,12 +1241,16 @@ def case_scales_replaced_through_data():
         t["s"].data = scale
 
     names = {"norm": "direct", "w": "either", "s": "either"}
-    return make_case(T, ck, load, names, rebind=True, says=["`s`", "`w`"], updates=[], no_oracle=True)
+    return make_case(
+        T, ck, load, names, rebind=True, says=["`s`", "`w`"], updates=[], no_oracle=True
+    )
 
 
-# ------------------------------------------------------------------ state dicts and parametrisations
+# ------------------------------------------------------------------ state dicts, parametrisations
 def case_state_dict_without_the_counter():
-    """pytorch/pytorch#110361: load_state_dict adds a zero for the batch counter that an old file lacks."""
+    """pytorch/pytorch#110361: load_state_dict adds a zero for the batch counter that an old file
+    lacks.
+    """
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -1142,7 +1262,9 @@ def case_state_dict_without_the_counter():
             self.load_state_dict(dict(weights), strict=False)
 
     view = LiveView(fill(Model(), 1))
-    ck = {n: rnd(p.shape, p.dtype, 20 + i) for i, (n, p) in enumerate(view.items()) if p.dtype == F32}
+    ck = {
+        n: rnd(p.shape, p.dtype, 20 + i) for i, (n, p) in enumerate(view.items()) if p.dtype == F32
+    }
     return make_case(
         view,
         ck,
@@ -1153,8 +1275,9 @@ def case_state_dict_without_the_counter():
 
 
 def case_state_dict_refused_is_whole():
-    """pytorch/pytorch#28318, #34880: an expanded buffer cannot be copied into: load_state_dict says so at its
-    end, when other names are written already."""
+    """pytorch/pytorch#28318, #34880: an expanded buffer cannot be copied into: load_state_dict
+    says so at its end, when other names are written already.
+    """
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -1195,7 +1318,9 @@ def case_expanded_buffer_written_through_its_row():
 
 
 def case_weight_norm_under_new_names():
-    """huggingface/transformers#32194: weight_g and weight_v are called original0 and original1 now."""
+    """huggingface/transformers#32194: weight_g and weight_v are called original0 and original1
+    now.
+    """
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -1203,7 +1328,10 @@ def case_weight_norm_under_new_names():
             self.conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(2, 2, 2), dim=2)
 
         def load_weights(self, weights) -> None:
-            new = {"weight_g": "parametrizations.weight.original0", "weight_v": "parametrizations.weight.original1"}
+            new = {
+                "weight_g": "parametrizations.weight.original0",
+                "weight_v": "parametrizations.weight.original1",
+            }
             for name, w in weights:
                 owner, _, leaf = name.rpartition(".")
                 with torch.no_grad():
@@ -1219,8 +1347,9 @@ def case_weight_norm_under_new_names():
 
 
 def case_weight_assigned_through_its_parametrisation():
-    """huggingface/transformers#32194's other half: `module.weight = w` splits w, and gives the originals
-    new memory."""
+    """huggingface/transformers#32194's other half: `module.weight = w` splits w, and gives the
+    originals new memory.
+    """
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -1250,8 +1379,9 @@ def case_weight_assigned_through_its_parametrisation():
 
 
 def case_leaf_written_with_gradients_on():
-    """pytorch/pytorch#391: a view of a leaf is written in place without no_grad; torch refuses, and so
-    must the plan, before other names are written."""
+    """pytorch/pytorch#391: a view of a leaf is written in place without no_grad; torch refuses,
+    and so must the plan, before other names are written.
+    """
     T = {"a": rnd((3,), F32, 1), "w": nn.Parameter(rnd((2, 3), F32, 2))}
     ck = {"a": rnd((3,), F32, 3), "w": rnd((2, 3), F32, 4)}
 
@@ -1263,18 +1393,29 @@ def case_leaf_written_with_gradients_on():
 
 
 # ------------------------------------------------------------------ names, arrival, deltas
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def engine_name(name: str) -> str | None:
-    for old, new in (("model.language_model.", "model."), ("model.visual.", "visual."), ("_orig_mod.", "")):
+    for old, new in (
+        ("model.language_model.", "model."),
+        ("model.visual.", "visual."),
+        ("_orig_mod.", ""),
+    ):
         if name.startswith(old):
             name = new + name.removeprefix(old)
     return None if ".rotary." in name else name.replace(".base_layer.", ".")
 
 
 def case_prefixes_mapped_and_grouped():
-    """huggingface/trl#5858, alibaba/ROLL#500, pytorch/pytorch#101107: names of a wrapper, of a compiled module,
-    of an adapter; the loader groups the stream by its first part and reads one name ahead."""
-    T = {"model.0.w": rnd((2, 3), BF, 1), "model.1.w": rnd((2, 3), BF, 2), "visual.w": rnd((4,), BF, 3), "lm_head": rnd((3,), BF, 4)}
+    """huggingface/trl#5858, alibaba/ROLL#500, pytorch/pytorch#101107: names of a wrapper, of a
+    compiled module, of an adapter; the loader groups the stream by its first part and reads one
+    name ahead.
+    """
+    T = {
+        "model.0.w": rnd((2, 3), BF, 1),
+        "model.1.w": rnd((2, 3), BF, 2),
+        "visual.w": rnd((4,), BF, 3),
+        "lm_head": rnd((3,), BF, 4),
+    }
     ck = {
         "model.visual.w": rnd((4,), BF, 5),
         "model.language_model.0.base_layer.w": rnd((2, 3), BF, 6),
@@ -1294,9 +1435,16 @@ def case_prefixes_mapped_and_grouped():
 
 
 def case_arriving_tensors_with_strides():
-    """vllm-project/vllm#50641, verl-project/verl#6919, radixark/miles#1608: a transposed or sliced tensor was
-    sent as if its memory were its values."""
-    T = {"t": rnd((3, 2), BF, 1), "gap": rnd((3, 2), F32, 2), "e": rnd((3, 2), BF, 3), "cast": rnd((3,), F32, 4), "sum": rnd((2,), F32, 5)}
+    """vllm-project/vllm#50641, verl-project/verl#6919, radixark/miles#1608: a transposed or
+    sliced tensor was sent as if its memory were its values.
+    """
+    T = {
+        "t": rnd((3, 2), BF, 1),
+        "gap": rnd((3, 2), F32, 2),
+        "e": rnd((3, 2), BF, 3),
+        "cast": rnd((3,), F32, 4),
+        "sum": rnd((2,), F32, 5),
+    }
     ck = {
         "t": rnd((4, 3), BF, 6).t(),
         "gap": rnd((3, 5), F32, 7)[:, 1:4],
@@ -1314,12 +1462,17 @@ def case_arriving_tensors_with_strides():
             t[name].data.copy_(w)
 
     names = dict.fromkeys(ck, "direct") | {"cast": "either", "sum": "fallback"}
-    again = {n: rnd(w.shape[::-1], w.dtype, 70 + i).permute(*range(w.dim())[::-1]) for i, (n, w) in enumerate(ck.items())}
+    again = {
+        n: rnd(w.shape[::-1], w.dtype, 70 + i).permute(*range(w.dim())[::-1])
+        for i, (n, w) in enumerate(ck.items())
+    }
     return make_case(T, ck, load, names, updates=[again, new_like(ck, 80)], derived=["cast", "sum"])
 
 
 def case_other_dtype_arrives_than_declared():
-    """NovaSky-AI/SkyRL#1725: one rank kept float32, the receiver expected BF16 and read the bits as such."""
+    """NovaSky-AI/SkyRL#1725: one rank kept float32, the receiver expected BF16 and read the bits
+    as such.
+    """
     T = {"w": rnd((2, 4), BF, 1), "inv_freq": rnd((4,), BF, 2)}
     ck = {"w": rnd((2, 4), BF, 3), "inv_freq": rnd((4,), BF, 4)}
     sent = dict(ck, inv_freq=ck["inv_freq"].float())
@@ -1334,24 +1487,43 @@ def case_other_dtype_arrives_than_declared():
 
 
 def case_sparse_delta_written_at_indices():
-    """vllm-project/vllm#40096, huggingface/trl#5937: only changed elements arrive, with their places."""
+    """vllm-project/vllm#40096, huggingface/trl#5937: only changed elements arrive, with their
+    places.
+    """
     T = {"w": rnd((3, 4), BF, 1), "norm": rnd((4,), BF, 2)}
-    ck = {"w.indices": torch.tensor([11, 0, 5], dtype=I32), "w.values": rnd((3,), BF, 3), "norm": rnd((4,), BF, 4)}
+    ck = {
+        "w.indices": torch.tensor([11, 0, 5], dtype=I32),
+        "w.values": rnd((3,), BF, 3),
+        "norm": rnd((4,), BF, 4),
+    }
 
     def load(t, weights):
         got = dict(weights)
         t["norm"].data.copy_(got["norm"])
         t["w"].data.view(-1).index_copy_(0, got["w.indices"].long(), got["w.values"])
 
-    other = {"w.indices": torch.tensor([1, 2, 11], dtype=I32), "w.values": rnd((3,), BF, 5), "norm": rnd((4,), BF, 6)}
+    other = {
+        "w.indices": torch.tensor([1, 2, 11], dtype=I32),
+        "w.values": rnd((3,), BF, 5),
+        "norm": rnd((4,), BF, 6),
+    }
     names = {"w.indices": "group", "w.values": "group", "norm": "direct"}
     return make_case(
-        T, ck, load, names, updates=[other], required=["norm"], derived=["w.indices", "w.values"], no_oracle=True
+        T,
+        ck,
+        load,
+        names,
+        updates=[other],
+        required=["norm"],
+        derived=["w.indices", "w.values"],
+        no_oracle=True,
     )
 
 
 def case_sparse_delta_added():
-    """kvcache-ai/Mooncake#3747: differences are scattered onto what is live: once for each update."""
+    """kvcache-ai/Mooncake#3747: differences are scattered onto what is live: once for each
+    update.
+    """
     T = {"w": rnd((12,), F32, 1), "norm": rnd((4,), BF, 2), "rows": rnd((3, 2), F32, 3)}
     ck = {
         "w.indices": torch.tensor([11, 0, 5]),
@@ -1371,14 +1543,21 @@ def case_sparse_delta_added():
 
     names = {"w.indices": "group", "w.delta": "group", "norm": "direct", "rows": "fallback"}
     return make_case(
-        T, ck, load, names, updates=[other(61), other(62)], required=["norm"],
-        derived=["w.indices", "w.delta", "rows"], no_oracle=True,
+        T,
+        ck,
+        load,
+        names,
+        updates=[other(61), other(62)],
+        required=["norm"],
+        derived=["w.indices", "w.delta", "rows"],
+        no_oracle=True,
     )
 
 
 def case_loader_that_wants_all_its_names():
-    """vllm-project/vllm#49178: the loader checks at its end that every name of its layer came; a part of an
-    update is refused by it, and one of its names is read by value."""
+    """vllm-project/vllm#49178: the loader checks at its end that every name of its layer came; a
+    part of an update is refused by it, and one of its names is read by value.
+    """
     T = {"mtp.w": rnd((2, 3), BF, 1), "mtp.s": rnd((), F32, 2), "norm": rnd((3,), BF, 3)}
     ck = {"mtp.w": rnd((2, 3), BF, 4), "norm": rnd((3,), BF, 5), "mtp.s": rnd((), F32, 6)}
 
@@ -1400,8 +1579,9 @@ def case_loader_that_wants_all_its_names():
 
 
 def case_arriving_tensor_changed_in_place():
-    """HabanaAI/vllm-fork#1763: the loader scales what arrives in place, wrapper around wrapper, and reads it
-    again under its first name."""
+    """HabanaAI/vllm-fork#1763: the loader scales what arrives in place, wrapper around wrapper,
+    and reads it again under its first name.
+    """
     T = {"w": rnd((2, 4), F32, 1), "copy": rnd((4,), F32, 2), "s": rnd((2,), F32, 3)}
     ck = {"w": rnd((2, 4), F32, 4), "s": rnd((2,), F32, 5)}
 
@@ -1419,8 +1599,9 @@ def case_arriving_tensor_changed_in_place():
 
 
 def case_filled_in_a_copy_and_put_back():
-    """vllm-project/vllm#49601's replace_parameter, done in place: rows are set in a copy of the live weight,
-    which is written back whole."""
+    """vllm-project/vllm#49601's replace_parameter, done in place: rows are set in a copy of the
+    live weight, which is written back whole.
+    """
     T = {"w": rnd((4, 3), BF, 1), "b": rnd((4,), BF, 2)}
     ck = {"w.0": rnd((2, 3), BF, 3), "b": rnd((4,), BF, 4)}
 
@@ -1437,8 +1618,9 @@ def case_filled_in_a_copy_and_put_back():
 
 
 def case_master_weights_through_a_smaller_dtype():
-    """NVIDIA-NeMo/RL#2631's kind, per PrimeIntellect-ai/prime-rl#2823: float32 masters are sent as BF16 values
-    and kept in float32."""
+    """NVIDIA-NeMo/RL#2631's kind, per PrimeIntellect-ai/prime-rl#2823: float32 masters are sent
+    as BF16 values and kept in float32.
+    """
     T = {"w": rnd((2, 3), F32, 1), "x": rnd((2, 3), BF, 2)}
     ck = {"w": rnd((2, 3), F32, 3), "x": rnd((2, 3), BF, 4)}
 
@@ -1450,10 +1632,15 @@ def case_master_weights_through_a_smaller_dtype():
 
 
 def case_coordinates_made_a_sparse_tensor():
-    """kvcache-ai/Mooncake#3747: the pieces of a delta are put together as a COO tensor, which no plan can
-    follow; what comes beside it is in the same dict."""
+    """kvcache-ai/Mooncake#3747: the pieces of a delta are put together as a COO tensor, which no
+    plan can follow; what comes beside it is in the same dict.
+    """
     T = {"w": rnd((3, 4), F32, 1), "norm": rnd((4,), BF, 2)}
-    ck = {"w.at": torch.tensor([[0, 2], [1, 3]]), "norm": rnd((4,), BF, 3), "w.values": rnd((2,), F32, 4)}
+    ck = {
+        "w.at": torch.tensor([[0, 2], [1, 3]]),
+        "norm": rnd((4,), BF, 3),
+        "w.values": rnd((2,), F32, 4),
+    }
 
     def load(t, weights):
         got = dict(weights)
@@ -1482,8 +1669,9 @@ def case_unchanged_tensors_are_skipped():
 
 
 def case_flat_buffer_cut_by_the_loader():
-    """sgl-project/sglang#8079, #12664: one flat tensor of bytes; views of other dtypes are cut from it, one at
-    an offset that its dtype does not divide."""
+    """sgl-project/sglang#8079, #12664: one flat tensor of bytes; views of other dtypes are cut
+    from it, one at an offset that its dtype does not divide.
+    """
     T = {"a": rnd((3, 4), F32, 1), "b": rnd((3,), BF, 2), "c": rnd((2,), F32, 3)}
     ck = {"flat": rnd((6 + 2 + 48 + 1 + 8,), U8, 4)}
 
@@ -1535,14 +1723,17 @@ def wrapped(load_one) -> dict:
     inner = Int8Tensor(rnd((3, 4), I8, 1), rnd((3, 1), F32, 2))
     module.w = nn.Parameter(inner, requires_grad=False)
     module.b = nn.Parameter(rnd((3,), F32, 3), requires_grad=False)
-    module.load_weights = lambda weights: [load_one(module, name, w) for name, w in weights] and None
+    module.load_weights = lambda weights: (
+        [load_one(module, name, w) for name, w in weights] and None
+    )
     T = MemoryOf(module, **{"w.qdata": inner.qdata, "w.scale": inner.scale, "b": module.b.data})
     return dict(targets=T, load=lambda t, weights: t.module.load_weights(weights))
 
 
 def case_wrapper_that_quantises_what_is_copied():
-    """vllm-project/vllm#14231: the live parameter wraps codes and scales; the loader copies into it as into
-    any other, and the wrapper computes both."""
+    """vllm-project/vllm#14231: the live parameter wraps codes and scales; the loader copies into
+    it as into any other, and the wrapper computes both.
+    """
 
     def load_one(module, name, w):
         module.get_parameter(name).data.copy_(w)
@@ -1550,12 +1741,15 @@ def case_wrapper_that_quantises_what_is_copied():
     ck = {"w": rnd((3, 4), F32, 5), "b": rnd((3,), F32, 6)}
     # What a wrapper computes inside itself is hidden from the trace; `b` comes in the same call.
     names = {"w": "fallback", "b": "either"}
-    return make_case(checkpoint=ck, names=names, required=["b"], value_read=["w"], **wrapped(load_one))
+    return make_case(
+        checkpoint=ck, names=names, required=["b"], value_read=["w"], **wrapped(load_one)
+    )
 
 
 def case_wrapper_filled_part_by_part():
-    """huggingface/diffusers#13751: `param.data = ...` of a wrapper changes nothing inside; here its parts are
-    copied, each under its own name."""
+    """huggingface/diffusers#13751: `param.data = ...` of a wrapper changes nothing inside; here
+    its parts are copied, each under its own name.
+    """
 
     def load_one(module, name, w):
         owner, _, part = name.partition(".")
@@ -1567,8 +1761,9 @@ def case_wrapper_filled_part_by_part():
 
 
 def case_copy_that_a_parameter_overrides():
-    """vllm-project/vllm#37010: for some quantised parameters `copy_` is taken over by __torch_function__, and
-    packs."""
+    """vllm-project/vllm#37010: for some quantised parameters `copy_` is taken over by
+    __torch_function__, and packs.
+    """
 
     class Packed(nn.Parameter):
         @classmethod

@@ -330,9 +330,7 @@ def test_a_product_of_what_has_a_layout_of_its_own(made: str, between: str) -> N
             found = found * 1.5 if between else found
             live["a"].copy_(found @ found.T)
 
-    plan = check(
-        lambda: {"a": torch.ones(shape[0], shape[0])}, load, metas("w", shape=(8, 33))
-    )
+    plan = check(lambda: {"a": torch.ones(shape[0], shape[0])}, load, metas("w", shape=(8, 33)))
     assert re.search("matmul.*layout that only a real call tells", plan.entries["w"].reason)
 
 
@@ -361,7 +359,7 @@ def test_a_sparse_result_is_a_fallback() -> None:
     assert "gives no strided tensor" in plan.entries["a"].reason
 
 
-# ------------------------------------------------------------------ errors that are the loader's own
+# ------------------------------------------------------------------ errors of the loader itself
 @pytest.mark.parametrize("view", [False, True])
 def test_a_leaf_that_is_written_with_gradients_on_refuses_the_plan(view: bool) -> None:
     live = {"a": torch.ones(4), "b": torch.nn.Parameter(torch.ones(4))}
