@@ -17,6 +17,7 @@
 #include "lifecycle/copy_device.h"
 #include "lifecycle/layout_snapshot.h"
 #include "lifecycle/premises.h"
+#include "lifecycle/written_bytes.h"
 
 namespace loadplan {
 
@@ -66,6 +67,13 @@ struct BoundPlan {
         layout(LayoutSnapshot::Of(targets->targets())),
         premises(std::move(saved)) {}
   const LoadPlan& plan() const { return traced->plan; }
+  // What an update that writes all of it covers. Reckoned when it is first asked for.
+  const std::vector<TargetBytes>& WholeCoverage() const {
+    std::call_once(coverage_reckoned_, [this] {
+      coverage_ = WrittenBytes::OfPlan(plan()).PerTarget(plan().declared_targets());
+    });
+    return coverage_;
+  }
   // Whether an engine could write the entry through destinations: it has some, all with memory.
   bool HasPlace(std::int32_t entry) const {
     if (!plan().GetDest(entry).has_value()) return false;
@@ -73,6 +81,10 @@ struct BoundPlan {
       return targets->storages()[static_cast<std::size_t>(item.target)].is_meta();
     });
   }
+
+ private:
+  mutable std::once_flag coverage_reckoned_;
+  mutable std::vector<TargetBytes> coverage_;
 };
 
 }  // namespace loadplan

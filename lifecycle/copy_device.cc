@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "geometry/copy_jobs.h"
+#include "lifecycle/host_copies.h"
 
 namespace loadplan {
 namespace {
@@ -50,6 +51,13 @@ void* CopyDevice::stream() const {
   if (device.is_cpu()) return nullptr;
   const auto* const guard = c10::impl::getDeviceGuardImpl(device.type());
   return guard->getStreamNativeHandle(guard->getStream(device));
+}
+
+std::optional<CopyDevice> HostCopyDevice(const TargetSet& targets) {
+  const bool has_some = std::ranges::any_of(
+      targets.storages(), [](const at::Tensor& tensor) { return tensor.is_cpu(); });
+  if (!has_some) return std::nullopt;
+  return CopyDevice{&HostCopyEngine(), at::kCPU, /*is_for_many=*/true};
 }
 
 const CopyEngine& ReferenceCopyEngine() {

@@ -26,6 +26,8 @@ namespace loadplan {
 struct CopyDevice {
   const CopyEngine* engine = nullptr;
   at::Device device = at::kCPU;
+  // Only calls that land many names make batches; what comes alone is copied at once.
+  bool is_for_many = false;
 
   // The current stream, as the engine wants it.
   void* stream() const;
@@ -53,7 +55,11 @@ absl::StatusOr<std::optional<CopyDevice>> ChooseCopyDevice(const TargetSet& targ
 absl::StatusOr<std::optional<CopyDevice>> ChooseCopyDevice(const TargetSet& targets,
                                                            std::string_view wanted);
 
-// Runs batches in host memory.
+// The host, where no device was chosen; nullopt where no target lies there. See Note [Copies on the
+// host] in lifecycle/host_copies.h.
+std::optional<CopyDevice> HostCopyDevice(const TargetSet& targets);
+
+// Runs batches in host memory, as the kernel of a device does.
 const CopyEngine& ReferenceCopyEngine();
 
 // libloadplan_cuda.so, opened when it is first asked for: beside this library, or where

@@ -59,7 +59,7 @@ absl::StatusOr<bool> CopyQueue::Add(const WriteItem& item, const StridedMap& map
   }
   if (!Queue(item, map, from, jobs)) return false;
   Keep(from.tensor);
-  written_.insert(item.target);
+  if (item.target != last_written_) written_.insert(last_written_ = item.target);
   nbytes_ += map.nbytes();
   ++num_copies_;
   if (jobs.is_alone) {
@@ -110,6 +110,10 @@ absl::Status CopyQueue::FlushBefore(StorageId storage, const ByteSide& from) {
   return Flush();
 }
 
+absl::Status CopyQueue::FlushBeforeRead(const ByteSide& from) {
+  return items_.empty() || !IsLive(from) ? absl::OkStatus() : Flush();
+}
+
 absl::Status CopyQueue::Flush() {
   if (items_.empty()) return absl::OkStatus();
   const absl::Status status = Attempt([&] {
@@ -120,6 +124,7 @@ absl::Status CopyQueue::Flush() {
   extra_.clear();
   kept_.clear();
   written_.clear();
+  last_written_ = -1;
   nbytes_ = 0;
   return status;
 }
@@ -130,6 +135,7 @@ const CopyJob& CopyQueue::JobOf(const CopyItem& item) const {
 }
 
 void CopyQueue::Run() {
+  if (device_.is_for_many) return RunOnHost();
   c10::OptionalDeviceGuard guard;
   if (!device_.device.is_cpu()) guard.reset_device(device_.device);
   if (items_.size() <= kSmallCopyBatch) {
@@ -137,6 +143,20 @@ void CopyQueue::Run() {
   } else {
     RunLarge();
   }
+}
+
+// The engine of the host reads jobs and items where they lie.
+void CopyQueue::RunOnHost() {
+  const std::span<const CopyJob> planned = plan_->copies.jobs();
+  CopyBatch batch;
+  batch.planned = planned.data();
+  batch.extra = extra_.data();
+  batch.items = items_.data();
+  batch.num_planned = static_cast<std::uint32_t>(planned.size());
+  batch.num_items = static_cast<std::uint32_t>(items_.size());
+  batch.num_tiles = NumberTiles(planned, extra_, items_);
+  const char* const error = device_.engine->run(batch, device_.stream());
+  TORCH_CHECK(error == nullptr, "a batch of copies could not be started: ", error);
 }
 
 void CopyQueue::RunSmall() {

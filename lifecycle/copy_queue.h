@@ -28,9 +28,12 @@ class CopyQueue {
   absl::StatusOr<bool> Add(const WriteItem& item, const StridedMap& map, const ByteSide& from);
   // Before a copy outside the queue from `from` into target `storage`.
   absl::Status FlushBefore(StorageId storage, const ByteSide& from);
+  // Before bytes of `from` are read at once: they may be those that a copy which waits will write.
+  absl::Status FlushBeforeRead(const ByteSide& from);
   // Puts what waits on the stream. Internal: the device refuses it; nothing waits any more then.
   absl::Status Flush();
 
+  const CopyDevice& device() const { return device_; }
   bool empty() const { return items_.empty(); }
   // What was put on the stream so far.
   Index num_batches() const { return num_batches_; }
@@ -46,6 +49,7 @@ class CopyQueue {
   void Run();
   void RunSmall();
   void RunLarge();
+  void RunOnHost();
 
   const CopyDevice device_;
   const std::shared_ptr<DevicePlan> plan_;
@@ -56,6 +60,7 @@ class CopyQueue {
   std::vector<CopyJob> extra_;
   std::vector<at::Tensor> kept_;
   absl::flat_hash_set<StorageId> written_;  // targets
+  StorageId last_written_ = -1;             // of these
   Index nbytes_ = 0;
   Index num_batches_ = 0;
   Index num_copies_ = 0;

@@ -33,7 +33,8 @@ PlanExecutor::PlanExecutor(std::shared_ptr<const TracedPlan> traced,
     : traced_(std::move(traced)),
       targets_(std::move(targets)),
       staging_(staging),
-      plan_(traced_->plan) {
+      plan_(traced_->plan),
+      begun_writes_(plan_.writes().size()) {
   if (!targets_->storages().empty()) device_ = targets_->storages().front().device();
   if (staging_ != nullptr) device_ = staging_->device();
   IndexPrograms();
@@ -106,12 +107,18 @@ absl::Status PlanExecutor::Deliver(std::int32_t entry, const at::Tensor& tensor)
   const std::span<const WriteItem> writes = plan_.writes_of(entry);
   if (!writes.empty() || pieces != pieces_of_source_.end()) {
     // A plan speaks of row-major tensors; a sender may hand over any view.
-    const ByteSide from = ByteSide::OfElements(tensor.resolve_conj().resolve_neg().contiguous());
+    const bool is_plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+    const ByteSide from =
+        ByteSide::OfElements(is_plain ? tensor : tensor.resolve_conj().resolve_neg().contiguous());
     for (const WriteItem& item : writes) {
       if (absl::Status status = Write(item, from); !status.ok()) return status;
     }
     if (pieces != pieces_of_source_.end()) {
       if (absl::Status status = GatherAll(pieces->second, from); !status.ok()) return status;
+    }
+    // A copy of ours would stay in memory with those of all names of the batch.
+    if (!is_plain && queue_ != nullptr && queue_->device().is_for_many) {
+      if (absl::Status status = queue_->Flush(); !status.ok()) return status;
     }
   }
   return Arrived(entry);
@@ -171,19 +178,51 @@ absl::Status PlanExecutor::Gather(const PieceRef& ref, const ByteSide& from) {
 }
 
 absl::Status PlanExecutor::GatherAll(const std::vector<PieceRef>& pieces, const ByteSide& from) {
+  if (queue_ != nullptr) {
+    if (absl::Status status = queue_->FlushBeforeRead(from); !status.ok()) return status;
+  }
   for (const PieceRef& ref : pieces) {
     if (absl::Status status = Gather(ref, from); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
+std::optional<std::size_t> PlanExecutor::IndexOf(const WriteItem& item) const {
+  const std::span<const WriteItem> writes = plan_.writes();
+  const std::less<const WriteItem*> is_before;
+  if (is_before(&item, writes.data()) || !is_before(&item, writes.data() + writes.size())) {
+    return std::nullopt;
+  }
+  return static_cast<std::size_t>(&item - writes.data());
+}
+
+void PlanExecutor::ForEachBegun(absl::FunctionRef<void(const WriteItem& item)> f) const {
+  for (std::size_t i = 0; i < begun_writes_.size(); ++i) {
+    if (begun_writes_[i]) f(plan_.writes()[i]);
+  }
+  for (const WriteItem* item : begun_others_) f(*item);
+}
+
+bool PlanExecutor::HasBegunAll() const {
+  return num_begun_ == plan_.writes().size() + plan_.constants().size() +
+                           plan_.live_copies().size() + plan_.value_writes().size();
+}
+
 absl::Status PlanExecutor::BeforeWrite(const WriteItem& item) {
-  if (begun_writes_.contains(&item)) return absl::OkStatus();
+  const std::optional<std::size_t> index = IndexOf(item);
+  if (index.has_value() ? begun_writes_[*index] : begun_others_.contains(&item)) {
+    return absl::OkStatus();
+  }
   if (undo_ != nullptr && !IsStaged(item.target)) {
     absl::Status status = undo_->Keep(At(targets_->storages(), item.target), item.map.ToLayout());
     if (!status.ok()) return status;
   }
-  begun_writes_.insert(&item);
+  if (index.has_value()) {
+    begun_writes_[*index] = true;
+  } else {
+    begun_others_.insert(&item);
+  }
+  ++num_begun_;
   return absl::OkStatus();
 }
 
@@ -198,7 +237,7 @@ absl::Status PlanExecutor::Write(const WriteItem& item, const StridedMap& map,
 
 absl::Status PlanExecutor::WriteToTarget(const WriteItem& item, const StridedMap& map,
                                          const ByteSide& from) {
-  if (queue_ != nullptr) {
+  if (Batches()) {
     const absl::StatusOr<bool> is_queued = queue_->Add(item, map, from);
     if (!is_queued.ok() || *is_queued) return is_queued.status();
     if (absl::Status status = queue_->FlushBefore(item.target, from); !status.ok()) return status;
@@ -207,6 +246,7 @@ absl::Status PlanExecutor::WriteToTarget(const WriteItem& item, const StridedMap
 }
 
 absl::Status PlanExecutor::Flush() {
+  in_batch_ = false;
   return queue_ == nullptr ? absl::OkStatus() : queue_->Flush();
 }
 

@@ -44,8 +44,10 @@ class PlanExecutor {
   // Keeps in `undo`, which must outlive the executor, the bytes of each region before they are
   // written. Null: nothing is kept. Call before Begin.
   void KeepIn(UndoLog* undo) { undo_ = undo; }
-  // Plain copies into targets wait for Flush, and run together. Call before Begin.
+  // Plain copies into targets wait for Flush, and run together; on a device that is for many, only
+  // those between BeginBatch and Flush. Call before Begin.
   void BatchOn(const CopyDevice& device, std::shared_ptr<DevicePlan> plan);
+  void BeginBatch() { in_batch_ = true; }
   // Gathers the live bytes and constants that are read later, and runs the programs that
   // wait for no name. Call once, before the first Deliver.
   absl::Status Begin();
@@ -78,7 +80,9 @@ class PlanExecutor {
   // Bytes of targets written so far.
   Index written_nbytes() const { return written_nbytes_; }
   // Items of the plan whose targets have been written, maybe in part; staged ones too.
-  const absl::flat_hash_set<const WriteItem*>& begun_writes() const { return begun_writes_; }
+  void ForEachBegun(absl::FunctionRef<void(const WriteItem& item)> f) const;
+  // Whether these are all that the plan writes.
+  bool HasBegunAll() const;
   // Null where nothing is batched.
   const CopyQueue* queue() const { return queue_.get(); }
 
@@ -100,6 +104,8 @@ class PlanExecutor {
   absl::Status GatherAll(const std::vector<PieceRef>& pieces, const ByteSide& from);
   // Call before any byte of `item` is written; again for a later part of it.
   absl::Status BeforeWrite(const WriteItem& item);
+  // Into plan_.writes(); nullopt: it is none of those.
+  std::optional<std::size_t> IndexOf(const WriteItem& item) const;
   absl::Status Write(const WriteItem& item, const ByteSide& from) {
     return Write(item, item.map, from);
   }
@@ -138,6 +144,7 @@ class PlanExecutor {
   }
   ByteSide TargetSide(StorageId storage) const;
   absl::Status WriteToTarget(const WriteItem& item, const StridedMap& map, const ByteSide& from);
+  bool Batches() const { return queue_ != nullptr && (in_batch_ || !queue_->device().is_for_many); }
 
   const std::shared_ptr<const TracedPlan> traced_;
   const std::shared_ptr<const TargetSet> targets_;
@@ -146,8 +153,11 @@ class PlanExecutor {
   at::Device device_ = at::kCPU;  // of buffers: where eager would have run
   UndoLog* undo_ = nullptr;
   std::unique_ptr<CopyQueue> queue_;  // null where nothing is batched
+  bool in_batch_ = false;
   Index written_nbytes_ = 0;
-  absl::flat_hash_set<const WriteItem*> begun_writes_;
+  std::vector<bool> begun_writes_;                      // parallel to plan_.writes()
+  absl::flat_hash_set<const WriteItem*> begun_others_;  // constants and the like
+  std::size_t num_begun_ = 0;                           // of both
 
   std::vector<ProgramState> programs_;
   absl::flat_hash_map<std::int32_t, std::vector<PieceRef>> pieces_of_source_;

@@ -103,9 +103,9 @@ WrittenBytes ReloadSession::Written(bool live_only) const {
   if (live_only && layers_overwrote_) AddPlanned(written, /*of_processed_layers=*/true);
   const auto counts = [&](StorageId storage) { return !live_only || !IsStaged(storage); };
   if (executor_ != nullptr) {
-    for (const WriteItem* item : executor_->begun_writes()) {
-      if (counts(item->target)) written.Add(*item);
-    }
+    executor_->ForEachBegun([&](const WriteItem& item) {
+      if (counts(item.target)) written.Add(item);
+    });
   }
   for (const Names& names : {reported_, trusted_}) {
     for (const std::int32_t entry : names) {

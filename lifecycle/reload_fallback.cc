@@ -40,11 +40,30 @@ absl::Status ReloadSession::DeliverFallbacks(std::span<const std::string> names,
 absl::Status ReloadSession::DeliverPlanned(std::span<const std::string> names,
                                            std::span<const at::Tensor> tensors) {
   return Guarded([&]() -> absl::Status {
+    HoldCopies();
     for (std::size_t i = 0; i < names.size(); ++i) {
       const std::optional<std::int32_t> entry =
           plan_ == nullptr ? std::nullopt : plan_->plan().Find(names[i]);
       if (entry.has_value() && KindOf(*entry) == EntryKind::kFallback) continue;
       if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
+    }
+    return Launch();
+  });
+}
+
+absl::Status ReloadSession::DeliverPlanned(std::span<const std::int64_t> entries,
+                                           std::span<const at::Tensor> tensors) {
+  return Guarded([&]() -> absl::Status {
+    if (absl::Status status = CheckLocked(SessionEvent::kLoad); !status.ok()) return status;
+    if (plan_ == nullptr) return absl::InternalError("DeliverPlanned before Begin");
+    HoldCopies();
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+      if (entries[i] < 0 || entries[i] >= static_cast<std::int64_t>(landed_.size())) {
+        return Fail(absl::InternalError("a position that is none of the plan's"));
+      }
+      const auto entry = static_cast<std::int32_t>(entries[i]);
+      if (KindOf(entry) == EntryKind::kFallback) continue;
+      if (absl::Status status = DeliverEntry(entry, tensors[i]); !status.ok()) return status;
     }
     return Launch();
   });

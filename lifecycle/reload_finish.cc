@@ -156,13 +156,17 @@ absl::StatusOr<Receipt> ReloadSession::Finish() {
           receipt.nbytes += item.map.nbytes();
         }
       }
-      receipt.coverage = Written(/*live_only=*/false).PerTarget(plan_->plan().declared_targets());
+      const bool is_as_planned = executor_->HasBegunAll() && call_written_.empty();
+      receipt.coverage =
+          is_as_planned ? plan_->WholeCoverage()
+                        : Written(/*live_only=*/false).PerTarget(plan_->plan().declared_targets());
     }
     if (staging_ != nullptr) {
       receipt.peak_staging_nbytes = staging_->peak_nbytes();
       receipt.peak_held_nbytes = staging_->peak_held_nbytes();
     }
-    for (const std::int32_t entry : arrived_) receipt.names.push_back(NameOf(entry));
+    receipt.entries = std::move(arrived_);
+    receipt.plan = plan_;
     receipt.seconds = SecondsSince(since_);
     undefined_.Clear();
     Clear();

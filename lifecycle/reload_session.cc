@@ -51,8 +51,9 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
                                        WrittenBytes::OfPlan(plan->plan()));
       if (!status.ok()) return status;
     }
-    const auto batches = ChooseCopyDevice(*plan->targets);
+    auto batches = ChooseCopyDevice(*plan->targets);
     if (!batches.ok()) return batches.status();
+    if (!batches->has_value()) *batches = HostCopyDevice(*plan->targets);
     if (staging_spec_.has_value()) {
       absl::StatusOr<std::unique_ptr<LayerStaging>> staging =
           LayerStaging::Create(plan->traced, plan->targets, *staging_spec_);
@@ -102,6 +103,7 @@ absl::Status ReloadSession::Deliver(std::string_view name, const at::Tensor& ten
 absl::Status ReloadSession::Deliver(std::span<const std::string> names,
                                     std::span<const at::Tensor> tensors) {
   return Guarded([&]() -> absl::Status {
+    HoldCopies();
     for (std::size_t i = 0; i < names.size(); ++i) {
       if (absl::Status status = DeliverLocked(names[i], tensors[i]); !status.ok()) return status;
     }
@@ -109,9 +111,14 @@ absl::Status ReloadSession::Deliver(std::span<const std::string> names,
   });
 }
 
+void ReloadSession::HoldCopies() {
+  if (executor_ != nullptr) executor_->BeginBatch();
+}
+
 void ReloadSession::BeginBatch() {
   const std::lock_guard lock(mutex_);
   batching_ = std::this_thread::get_id();
+  HoldCopies();
 }
 
 absl::Status ReloadSession::EndBatch() {
@@ -136,22 +143,21 @@ absl::StatusOr<std::int32_t> ReloadSession::FindArriving(std::string_view name) 
                      "` arrived but was not declared when the plan was made; declare it and plan "
                      "again, or do not send it"));
   }
-  if (has_landed(*entry) || open_.contains(*entry)) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("`", std::string(name), "` arrived twice in one update; send each name once"));
-  }
+  if (absl::Status status = CheckNotArrived(*entry); !status.ok()) return status;
   return *entry;
 }
 
-absl::StatusOr<std::int32_t> ReloadSession::CheckArrival(std::string_view name,
-                                                         const at::Tensor& tensor) const {
-  const absl::StatusOr<std::int32_t> entry = FindArriving(name);
-  if (!entry.ok()) return entry;
-  const bool needs_memory = KindOf(*entry) != EntryKind::kUnneeded;
-  absl::Status status = CheckDeclared(plan_->plan().sources()[static_cast<std::size_t>(*entry)],
-                                      tensor, needs_memory);
-  if (!status.ok()) return status;
-  return *entry;
+absl::Status ReloadSession::CheckNotArrived(std::int32_t entry) const {
+  if (!has_landed(entry) && (open_.empty() || !open_.contains(entry))) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("`", NameOf(entry), "` arrived twice in one update; send each name once"));
+}
+
+absl::Status ReloadSession::CheckArrival(std::int32_t entry, const at::Tensor& tensor) const {
+  if (absl::Status status = CheckNotArrived(entry); !status.ok()) return status;
+  const bool needs_memory = KindOf(entry) != EntryKind::kUnneeded;
+  return CheckDeclared(plan_->plan().sources()[static_cast<std::size_t>(entry)], tensor,
+                       needs_memory);
 }
 
 absl::Status ReloadSession::EnsureBegun() {
@@ -172,16 +178,21 @@ absl::Status ReloadSession::DeliverLocked(std::string_view name, const at::Tenso
   absl::Status status = CheckLocked(SessionEvent::kLoad);
   if (!status.ok()) return status;
   if (plan_ == nullptr) return absl::InternalError("Deliver before Begin");
-  absl::StatusOr<std::int32_t> entry = CheckArrival(name, tensor);
-  if (!entry.ok()) return Fail(entry.status());
+  const absl::StatusOr<std::int32_t> entry = FindArriving(name);
+  return entry.ok() ? DeliverEntry(*entry, tensor) : Fail(entry.status());
+}
+
+absl::Status ReloadSession::DeliverEntry(std::int32_t entry, const at::Tensor& tensor) {
+  absl::Status status = CheckArrival(entry, tensor);
+  if (!status.ok()) return Fail(std::move(status));
   const c10::NoGradGuard no_grad;
-  if (KindOf(*entry) == EntryKind::kFallback) return KeepFallback(*entry, tensor);
+  if (KindOf(entry) == EntryKind::kFallback) return KeepFallback(entry, tensor);
   if (status = EnsureBegun(); !status.ok()) return Fail(std::move(status));
-  status = Attempt([&] { return executor_->Deliver(*entry, tensor); });
+  status = Attempt([&] { return executor_->Deliver(entry, tensor); });
   if (!status.ok()) {
-    return Fail(Annotate(status, absl::StrCat("; `", std::string(name), "` landed in part")));
+    return Fail(Annotate(status, absl::StrCat("; `", NameOf(entry), "` landed in part")));
   }
-  Land(*entry);
+  Land(entry);
   return absl::OkStatus();
 }
 

@@ -84,11 +84,13 @@ class LOADPLAN_API ReloadSession {
   void BeginBatch();
   absl::Status EndBatch();
   absl::Status ReportDelivered(std::string_view name);  // written through its destinations
-  // A bucket in two steps: its fallback names, so that their call can fail before other names
-  // land, and those other names.
+  // A bucket in two steps: its fallback names, whose call can fail before other names land; those.
   absl::Status DeliverFallbacks(std::span<const std::string> names,
                                 std::span<const at::Tensor> tensors);
   absl::Status DeliverPlanned(std::span<const std::string> names,
+                              std::span<const at::Tensor> tensors);
+  // Names by their positions in LoadPlan::sources(): nothing is looked up.
+  absl::Status DeliverPlanned(std::span<const std::int64_t> entries,
                               std::span<const at::Tensor> tensors);
 
   // Whether every fallback name has arrived, their call has not been made, and what it may write
@@ -130,8 +132,8 @@ class LOADPLAN_API ReloadSession {
   // Layers that the fallback call may write, before it is made.
   absl::StatusOr<std::vector<ReadyLayers>> OpenLayersForCall();
   void LayersCalled(std::span<const std::string> met);  // after it: targets that it touched
-  // A step outside the library (post-processing, a sender) failed: fails the session with `status`
-  // and returns it with what landed; `status` alone where the session is not active.
+  // A step outside the library failed (post-processing, a sender): fails the session with `status`.
+  // Returns it with what landed; alone where the session is not active.
   absl::Status FailWith(const absl::Status& status);
 
   // Checks that the update is complete; the session stays active if it is not, so that the
@@ -167,8 +169,11 @@ class LOADPLAN_API ReloadSession {
   bool IsCalling() const { return call_taken_ && !call_ended_; }  // of the loader, now
   const std::string& NameOf(std::int32_t entry) const;
   absl::StatusOr<std::int32_t> FindArriving(std::string_view name) const;  // has not arrived yet
-  absl::StatusOr<std::int32_t> CheckArrival(std::string_view name, const at::Tensor& tensor) const;
+  absl::Status CheckNotArrived(std::int32_t entry) const;
+  absl::Status CheckArrival(std::int32_t entry, const at::Tensor& tensor) const;
   absl::Status DeliverLocked(std::string_view name, const at::Tensor& tensor);
+  absl::Status DeliverEntry(std::int32_t entry, const at::Tensor& tensor);
+  void HoldCopies();  // until Launch
   absl::Status KeepFallback(std::int32_t entry, const at::Tensor& tensor);
   absl::Status EnsureBegun();
   absl::Status Launch();  // the copies that wait: the last thing of a call that lands bytes
@@ -194,9 +199,7 @@ class LOADPLAN_API ReloadSession {
   void AddPlanned(WrittenBytes& written, bool of_processed_layers) const;
   // Names of `among` (null: all) that count as arrived because an engine could have written them.
   Names Trusted(const std::optional<Names>& among) const;
-  bool IsStaged(StorageId storage) const {
-    return staging_ != nullptr && staging_->Stages(storage);
-  }
+  bool IsStaged(StorageId id) const { return staging_ != nullptr && staging_->Stages(id); }
   Names Landed() const;  // fallback names after their call
   // The session has failed with `status`; returns it with what landed and what became of the
   // bytes. `whole`: every byte of these is undefined.
@@ -216,7 +219,6 @@ class LOADPLAN_API ReloadSession {
   double since_ = 0;
   std::string error_;
   UndefinedBytes undefined_;  // kept until a complete update
-
   // The update in progress (or the failed one).
   std::vector<std::string> required_;
   std::unique_ptr<UndoLog> undo_;  // null where the update is not atomic
@@ -236,11 +238,10 @@ class LOADPLAN_API ReloadSession {
   bool call_taken_ = false;
   bool call_ended_ = false;  // it raised or returned
   bool call_done_ = false;   // it returned
-  bool prepared_ = false;
-  bool completed_ = false;
+  bool prepared_ = false, completed_ = false;
+  bool failed_after_write_ = false;
   bool layers_overwrote_ = false;        // post-processing may have written live tensors
   std::vector<LiveTarget> overwritten_;  // these
-  bool failed_after_write_ = false;
   std::vector<TargetRegion> call_written_;
   Index call_nbytes_ = 0;
 };

@@ -35,13 +35,22 @@ struct StartOptions {
 
 // What an update did.
 struct Receipt {
-  std::vector<std::string> names;     // in order of arrival
-  Index nbytes = 0;                   // written by plan, or given to the fallback call
-  double seconds = 0;                 // since Start
+  std::vector<std::int32_t> entries;      // what arrived, in order: into LoadPlan::sources()
+  std::shared_ptr<const BoundPlan> plan;  // null where nothing was loaded
+  Index nbytes = 0;                       // written by plan, or given to the fallback call
+  double seconds = 0;                     // since Start
   std::vector<TargetBytes> coverage;  // of every target, in their order: bytes that were written
   // Layerwise: the most that was staged, and held on the host for want of room, at one time.
   Index peak_staging_nbytes = 0;
   Index peak_held_nbytes = 0;
+
+  std::vector<std::string> names() const {
+    std::vector<std::string> names;
+    for (const std::int32_t entry : entries) {
+      names.push_back(plan->plan().sources()[static_cast<std::size_t>(entry)].name);
+    }
+    return names;
+  }
 };
 
 // Layers that can be processed, with their load-format tensors, now real.

@@ -1,5 +1,6 @@
 // TORCH_LIBRARY(loadplan): what host processes see. Thin: takes lists apart, calls the layer
 // below, and turns Status into an exception. Nothing else raises.
+#include <ATen/ops/empty.h>
 #include <torch/custom_class.h>
 #include <torch/library.h>
 
@@ -182,6 +183,12 @@ std::tuple<Strings, Ints, Ints> Encode(const std::vector<TargetBytes>& targets) 
   return result;
 }
 
+at::Tensor Encode(const std::vector<std::int32_t>& positions) {
+  at::Tensor encoded = at::empty({static_cast<int64_t>(positions.size())}, at::kInt);
+  std::ranges::copy(positions, encoded.mutable_data_ptr<std::int32_t>());
+  return encoded;
+}
+
 class SessionClass : public torch::CustomClassHolder {
  public:
   using Plan = c10::intrusive_ptr<LoadPlanClass>;
@@ -193,7 +200,6 @@ class SessionClass : public torch::CustomClassHolder {
     for (const Plan& plan : destinations) options.destinations.push_back(plan->bound());
     Raise(session_.Start(std::move(options)));
   }
-  bool has_plan(const Plan& plan) const { return session_.HasPlan(plan->bound().get()); }
   bool has_any_plan() const { return session_.HasPlan(nullptr); }
   void begin(const Plan& plan, Strings names, Tensors tensors) {
     Raise(session_.Begin(plan->bound(), LiveTargets(std::move(names), std::move(tensors))));
@@ -209,6 +215,13 @@ class SessionClass : public torch::CustomClassHolder {
   void deliver_planned(const Strings& names, const Tensors& tensors) {
     TORCH_CHECK_VALUE(names.size() == tensors.size(), "as many names as tensors are needed");
     Raise(session_.DeliverPlanned(names, tensors));
+  }
+  // Names by their positions in the plan: a model's 70,000 strings take longer than their bytes.
+  void deliver_positions(const at::Tensor& positions, const Tensors& tensors) {
+    TORCH_CHECK_VALUE(positions.numel() == static_cast<int64_t>(tensors.size()),
+                      "as many names as tensors are needed");
+    const std::span<const int64_t> entries(positions.const_data_ptr<int64_t>(), tensors.size());
+    Raise(session_.DeliverPlanned(entries, tensors));
   }
   void report_delivered(const std::string& name) { Raise(session_.ReportDelivered(name)); }
   void hand_out(const Plan& plan) { Raise(session_.HandOut(plan->bound())); }
@@ -290,12 +303,12 @@ class SessionClass : public torch::CustomClassHolder {
     Raise(session_.PrepareFinish(partial, LiveTargets(std::move(names), std::move(tensors))));
   }
   void complete() { Raise(session_.Complete()); }
-  // Names, bytes, seconds, coverage, peaks of staged and of held bytes.
-  std::tuple<Strings, int64_t, double, Strings, Ints, int64_t, int64_t> finish() {
+  // Positions of names, bytes, seconds, coverage, peaks of staged and of held bytes.
+  std::tuple<at::Tensor, int64_t, double, Strings, Ints, int64_t, int64_t> finish() {
     Receipt receipt = Value(session_.Finish());
     auto [targets, nbytes, ranges] = Encode(receipt.coverage);
-    return {std::move(receipt.names), receipt.nbytes,    receipt.seconds,
-            std::move(targets),       std::move(nbytes), receipt.peak_staging_nbytes,
+    return {Encode(receipt.entries), receipt.nbytes,    receipt.seconds,
+            std::move(targets),      std::move(nbytes), receipt.peak_staging_nbytes,
             receipt.peak_held_nbytes};
   }
   void abort() { Raise(session_.Abort()); }
@@ -410,13 +423,13 @@ void DefineClasses(torch::Library& library) {
   library.class_<SessionClass>("ReloadSession")
       .def(torch::init<>())
       .def("start", &SessionClass::start)
-      .def("has_plan", &SessionClass::has_plan)
       .def("has_any_plan", &SessionClass::has_any_plan)
       .def("begin", &SessionClass::begin)
       .def("check_plan", &SessionClass::check_plan)
       .def("deliver", &SessionClass::deliver)
       .def("deliver_fallbacks", &SessionClass::deliver_fallbacks)
       .def("deliver_planned", &SessionClass::deliver_planned)
+      .def("deliver_positions", &SessionClass::deliver_positions)
       .def("report_delivered", &SessionClass::report_delivered)
       .def("set_staging", &SessionClass::set_staging)
       .def("take_ready_layers", &SessionClass::take_ready_layers)

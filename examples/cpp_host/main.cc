@@ -60,7 +60,7 @@ void LoadByPlan(loadplan::ReloadSession& session,
   if (!keep) return Check(session.Abort());
   Check(session.PrepareFinish(std::nullopt, targets));
   const loadplan::Receipt receipt = Value(session.Finish());
-  std::printf("%zu names, %lld bytes written, %.4f s\n", receipt.names.size(),
+  std::printf("%zu names, %lld bytes written, %.4f s\n", receipt.entries.size(),
               static_cast<long long>(receipt.nbytes), receipt.seconds);
 }
 

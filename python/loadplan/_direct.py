@@ -34,8 +34,8 @@ class Direct:
             layers = targets.named_layers().keys() - self._restored
             self._restored.update(run_hook("restore", targets.restore, targets, layers))
 
-    def lists(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
-        return targets.lists()
+    def lists(self, targets: Targets, *, aliases: bool = True) -> tuple[list[str], list[Tensor]]:
+        return targets.lists(aliases=aliases)
 
     def landed(self, targets: Targets, handle: Any) -> None:
         pass

@@ -14,9 +14,9 @@ def call_loader(session: Session) -> None:
     It is watched: what it touches must be apart from what the plan writes.
     """
     targets, mode, handle = session.targets, session.mode, session.handle
-    assert session.known is not None
+    assert session.begun is not None
     mode.calling(targets, handle)
-    watch = classes.CallWatch(session.known._handle, *targets.lists())
+    watch = classes.CallWatch(session.begun._handle, *targets.lists())
     places = Places(targets)
     names, tensors = handle.take_fallback_call(watch)
     violation = ""

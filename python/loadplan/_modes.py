@@ -31,8 +31,8 @@ class Mode(Protocol):
         An error that is no HookError gives the reload up: nothing was changed.
         """
 
-    def lists(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
-        """The targets as plans see them."""
+    def lists(self, targets: Targets, *, aliases: bool = True) -> tuple[list[str], list[Tensor]]:
+        """The targets as plans see them; ``aliases`` as in `Targets.lists`."""
 
     def landed(self, targets: Targets, handle: Any) -> None:
         """Some names have landed; called after each `load_planned`."""

@@ -7,6 +7,7 @@ import weakref
 from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from ._library import classes
@@ -34,6 +35,8 @@ class Session:
         self._owner = weakref.ref(owner)
         self._started: weakref.ref[Any] | None = None
         self._known: LoadPlan | None = None
+        self._begun: LoadPlan | None = None  # the plan of the active reload
+        self.gpu: torch.device | None = None  # of its targets
         # Plans that gave destinations: an engine may write through them in any update.
         self._gave: weakref.WeakSet[LoadPlan] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -64,7 +67,7 @@ class Session:
         vars(self._owner())[_PLACES] = Places(targets)
 
     def finished(self) -> None:
-        self._started = None
+        self._started = self._begun = None
         vars(self._owner()).pop(_PLACES, None)
 
     def settle(self) -> None:
@@ -72,6 +75,7 @@ class Session:
         owner = self._owner()
         if self.state == "active" or owner is None:
             return
+        self._begun = None
         started = self._started() if self._started is not None else None
         targets = as_targets(owner if started is None else started)
         places = vars(owner).get(_PLACES)
@@ -138,7 +142,8 @@ class Session:
         """Makes ``plan`` the plan of the active reload; refuses it before anything is written."""
         from .plan import placement_of
 
-        if self.handle.has_plan(plan._handle):
+        # What ends or fails the reload forgets it.
+        if self._begun is plan:
             return
         targets = self.targets
         if self.state == "active" and (now := placement_of(targets)) != plan._placement:
@@ -147,8 +152,13 @@ class Session:
                 f"and is {now!r}; plan again"
             )
         plan._attributes.check()
-        self.handle.begin(plan._handle, *self.mode.lists(targets))
-        self._known = plan
+        self.handle.begin(plan._handle, *self.mode.lists(targets, aliases=False))
+        self._known = self._begun = plan
+        self.gpu = next((t.device for t in targets.named().values() if t.is_cuda), None)
+
+    @property
+    def begun(self) -> LoadPlan | None:
+        return self._begun
 
 
 _sessions: MutableMapping[Any, Session] = weakref.WeakKeyDictionary()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from .targets import Targets
+from ._sessions import Session
 
 
-def record_event(targets: Targets) -> torch.cuda.Event | None:
+def record_event(session: Session) -> torch.cuda.Event | None:
     """An event behind all that was put on the current stream of the targets' GPU so far."""
-    _, tensors = targets.lists()
-    device = next((tensor.device for tensor in tensors if tensor.is_cuda), None)
-    if device is None:
+    if session.gpu is None:
         return None
-    event: torch.cuda.Event = torch.cuda.current_stream(device).record_event()
+    event: torch.cuda.Event = torch.cuda.current_stream(session.gpu).record_event()
     return event

@@ -197,7 +197,7 @@ def load_bucket(
             [int(row.offset) for row in rows],
         )
         landed(session)
-    return record_event(session.targets)
+    return record_event(session)
 
 
 def _item(row: Any) -> BucketItem:

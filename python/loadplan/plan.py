@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -97,6 +98,7 @@ class LoadPlan:
         self._handle = handle
         self._metas = metas
         names: list[str] = getattr(metas, "names", None) or [meta.name for meta in metas]
+        self._names = names
         self._index: dict[str, int] = dict(zip(names, range(len(names)), strict=True))
         self._placement = placement
         # Weakly: the session knows its last plan, and both go with the model.
@@ -104,6 +106,12 @@ class LoadPlan:
         self._rebound = rebound
         self._attributes = Attributes(session, handle)
         self._entries = _Entries(handle, metas, self._index)
+        kinds, fallback = self._entries._kinds, KINDS.index("fallback")
+        self._fallbacks = frozenset(
+            [name for name, kind in zip(names, kinds, strict=True) if kind == fallback]
+            if fallback in kinds
+            else ()
+        )
         self.trace_seconds = trace_seconds
 
     @property
@@ -132,7 +140,7 @@ class LoadPlan:
     @property
     def has_fallbacks(self) -> bool:
         """Whether updates make one ``load_weights`` call, with the fallback names."""
-        return bool(self._handle.num_fallbacks())
+        return bool(self._fallbacks)
 
     def get_boxes(self, name: str) -> tuple[Box, ...] | None:
         """The parts of the checkpoint tensor to send; None: this rank needs nothing of it."""
@@ -195,6 +203,17 @@ class LoadPlan:
         from .plan_files import save_plan
 
         save_plan(self, path, tag)
+
+    def _positions(self, names: Iterable[str]) -> Tensor | None:
+        """Where ``names`` stand among the declared ones; None where one of them does not."""
+        try:
+            found = array("q", map(self._index.__getitem__, names))
+        except (KeyError, TypeError):
+            return None
+        return torch.frombuffer(found, dtype=torch.int64) if found else torch.empty(0).long()
+
+    def _names_at(self, positions: Iterable[int]) -> tuple[str, ...]:
+        return tuple(map(self._names.__getitem__, positions))
 
     def __repr__(self) -> str:
         return f"<loadplan.LoadPlan of {len(self._metas)} names>"

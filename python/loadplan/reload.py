@@ -13,7 +13,7 @@ from torch import Tensor
 from ._direct import HookError
 from ._fallback_call import call_loader
 from ._modes import make_mode
-from ._sessions import session_of
+from ._sessions import Session, session_of
 from ._steps import fail, landed, run_hooks, step
 from ._streams import record_event
 from .plan import LoadPlan, reload_mode
@@ -154,28 +154,48 @@ def load_planned(
         session.begin(plan)
     mode, handle, targets = session.mode, session.handle, session.targets
     if isinstance(pairs, Collection) and not mode.per_name:
-        names: list[str] = []
-        tensors: list[Tensor] = []
-        for name, tensor in pairs:
-            _check_item(name, tensor)
-            names.append(name)
-            tensors.append(tensor)
-        with step(session, call):
-            handle.deliver_fallbacks(names, tensors)
-            if handle.fallback_call_ready():
-                call_loader(session)
-            handle.deliver_planned(names, tensors)
+        _load_together(session, plan, pairs, call)
     else:
+        deliver = handle.deliver
         for name, tensor in pairs:
             _check_item(name, tensor)
             # Not around the sender, which may wait for another thread.
             with step(session, call):
-                handle.deliver(name, tensor)
+                deliver(name, tensor)
                 if mode.per_name:
                     run_hooks(session, lambda: mode.landed(targets, handle))
     with step(session, call):
         landed(session)
-    return record_event(targets)
+    return record_event(session)
+
+
+def _load_together(
+    session: Session, plan: LoadPlan, pairs: Collection[tuple[str, Tensor]], call: str
+) -> None:
+    names: list[str] = []
+    tensors: list[Tensor] = []
+    for name, tensor in pairs:
+        names.append(name)
+        tensors.append(tensor)
+    if not all(issubclass(kind, Tensor) for kind in set(map(type, tensors))):
+        for item in zip(names, tensors, strict=True):
+            _check_item(*item)
+    positions = plan._positions(names)
+    if positions is None:
+        for item in zip(names, tensors, strict=True):
+            _check_item(*item)
+    with step(session, call):
+        handle = session.handle
+        if plan.has_fallbacks:
+            falling = [i for i, name in enumerate(names) if name in plan._fallbacks]
+            if falling:
+                handle.deliver_fallbacks([names[i] for i in falling], [tensors[i] for i in falling])
+            if handle.fallback_call_ready():
+                call_loader(session)
+        if positions is None:
+            handle.deliver_planned(names, tensors)  # says which name is none of the plan's
+        else:
+            handle.deliver_positions(positions, tensors)
 
 
 def _check_item(name: object, tensor: object) -> None:
@@ -199,17 +219,18 @@ def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Rece
         mode, handle, targets = session.mode, session.handle, session.targets
         if session.known is not None and session.state == "active":
             session.begin_known()
-        handle.prepare_finish(listed, *mode.lists(targets))
+        handle.prepare_finish(listed, *mode.lists(targets, aliases=False))
         if handle.needs_fallback_call():
             call_loader(session)
         run_hooks(session, lambda: mode.complete(targets, handle, partial is not None))
         handle.complete()
         run_hooks(session, lambda: mode.finish(targets))
-        names, nbytes, seconds, covered, numbers, staged, held = handle.finish()
+        positions, nbytes, seconds, covered, numbers, staged, held = handle.finish()
+        names = session.begun._names_at(positions.tolist()) if session.begun is not None else ()
         session.finished()
     coverage = map(Coverage, numbers[::2], numbers[1::2])
     by_target = dict(zip(covered, coverage, strict=True))
-    return Receipt(tuple(names), nbytes, seconds, by_target, staged, held)
+    return Receipt(names, nbytes, seconds, by_target, staged, held)
 
 
 def abort_reload(model: Model) -> None:

@@ -73,16 +73,19 @@ class Targets:
         named.update(self.targets.named_buffers(remove_duplicate=False))
         return named
 
-    def lists(self) -> tuple[list[str], list[Tensor]]:
+    def lists(self, *, aliases: bool = True) -> tuple[list[str], list[Tensor]]:
         """Names and tensors for the library.
 
         The tensors are aliases without their Python objects: a parameter's attributes (a
-        ``weight_loader``) lead back to its module, and what the library keeps must not.
+        ``weight_loader``) lead back to its module, and what the library keeps must not.  Where it
+        only looks at them, ``aliases=False`` gives the tensors themselves.
         """
         named = self.named()
         for name, tensor in named.items():
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"target `{name}` is {type(tensor).__name__}; expected a tensor")
+        if not aliases:
+            return list(named), list(named.values())
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             return list(named), [tensor.detach() for tensor in named.values()]
 

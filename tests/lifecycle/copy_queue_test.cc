@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "lifecycle/execute.h"
+#include "lifecycle/host_copies.h"
 #include "tests/lifecycle/live_log.h"
 #include "tests/lifecycle/random_log.h"
 #include "tests/testing/seed.h"
@@ -31,20 +32,21 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 void BatchOn(PlanExecutor& executor, const BoundPlan& bound,
-             const CopyEngine& engine = ReferenceCopyEngine()) {
-  executor.BatchOn({&engine, at::kCPU},
+             const CopyEngine& engine = ReferenceCopyEngine(), bool is_for_many = false) {
+  executor.BatchOn({&engine, at::kCPU, is_for_many},
                    bound.on_device.Get(bound.plan(), *bound.targets, at::kCPU));
 }
 
 // An update in which copies wait until a sender wants its buffer back, or the end.
-void RunRandomLog(std::mt19937& gen, int& planned, Index& batched) {
+void RunRandomLog(std::mt19937& gen, bool on_host, int& planned, Index& batched) {
   RandomLog log(gen);
   const auto bound = log.Bind();
   if (bound == nullptr) return;
   ++planned;
   PlanExecutor executor(bound->traced, bound->targets);
-  BatchOn(executor, *bound);
+  BatchOn(executor, *bound, on_host ? HostCopyEngine() : ReferenceCopyEngine(), on_host);
   ASSERT_THAT(executor.Begin(), IsOk());
+  executor.BeginBatch();
   std::vector<std::int32_t> order = {0, 1, 2};
   std::shuffle(order.begin(), order.end(), gen);
   for (const std::int32_t source : order) {
@@ -53,6 +55,7 @@ void RunRandomLog(std::mt19937& gen, int& planned, Index& batched) {
     if (gen() % 2 == 0) continue;
     ASSERT_THAT(executor.Flush(), IsOk());
     buffer.fill_(-1);
+    executor.BeginBatch();
   }
   ASSERT_THAT(executor.Finish(), IsOk());
   batched += executor.queue()->num_copies();
@@ -60,11 +63,13 @@ void RunRandomLog(std::mt19937& gen, int& planned, Index& batched) {
 }
 
 TEST(CopyQueuePropertyTest, LeavesWhatTheRecordsLeave) {
-  int planned = 0;
-  Index batched = 0;
-  ForEachRandom(1000, [&](std::mt19937& gen) { RunRandomLog(gen, planned, batched); });
-  EXPECT_GT(planned, 500);
-  EXPECT_GT(batched, 500);
+  for (const bool on_host : {false, true}) {
+    int planned = 0;
+    Index batched = 0;
+    ForEachRandom(1000, [&](std::mt19937& gen) { RunRandomLog(gen, on_host, planned, batched); });
+    EXPECT_GT(planned, 500);
+    EXPECT_GT(batched, 500);
+  }
 }
 
 // `num_names` targets `w0`... of 2x3, each from columns of its own source.
@@ -149,6 +154,39 @@ TEST_F(CopyQueueTest, CopiesLiveTensorsInTheOrderOfTheirArrival) {
   ASSERT_THAT(executor_->Deliver(1, log_.target(0)), IsOk());
   EXPECT_EQ(num_batches(), 1);
   EXPECT_TRUE(at::equal(log_.target(1), x));
+}
+
+// The same where an operator reads what arrives as `y`.
+TEST_F(CopyQueueTest, GathersLiveTensorsInTheOrderOfTheirArrival) {
+  const View w = log_.Target("w", {4});
+  const View v = log_.Target("v", {4});
+  log_.Copy(w, log_.Source("x", {4}));
+  const View y = log_.Source("y", {4});
+  log_.Copy(v, log_.Multiply(y, y));
+  Bind();
+  const at::Tensor x = at::randn({4});
+  ASSERT_THAT(executor_->Deliver(0, x), IsOk());
+  ASSERT_THAT(executor_->Deliver(1, log_.target(0)), IsOk());
+  ASSERT_THAT(executor_->Finish(), IsOk());
+  EXPECT_TRUE(at::equal(log_.target(1), x * x));
+}
+
+// What comes alone is copied at once; what is not contiguous is not kept for the batch.
+TEST_F(CopyQueueTest, OfTheHostWaitsForBatchesOnly) {
+  Make(3);
+  executor_.emplace(bound_->traced, bound_->targets);
+  executor_->BatchOn(*HostCopyDevice(*bound_->targets),
+                     bound_->on_device.Get(bound_->plan(), *bound_->targets, at::kCPU));
+  ASSERT_THAT(executor_->Begin(), IsOk());
+  ASSERT_THAT(executor_->Deliver(0, weights_[0]), IsOk());
+  EXPECT_TRUE(IsLanded(0));
+  executor_->BeginBatch();
+  ASSERT_THAT(executor_->Deliver(1, weights_[1]), IsOk());
+  EXPECT_FALSE(IsLanded(1));
+  ASSERT_THAT(executor_->Deliver(2, weights_[2].t().contiguous().t()), IsOk());
+  EXPECT_TRUE(IsLanded(1) && IsLanded(2));
+  ASSERT_THAT(executor_->Flush(), IsOk());
+  EXPECT_EQ(num_copies(), 2);
 }
 
 TEST_F(CopyQueueTest, LeavesCastsAndConstantsToCopy) {

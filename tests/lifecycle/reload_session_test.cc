@@ -86,7 +86,7 @@ TEST_F(ReloadSessionTest, FinishesACompleteUpdate) {
     DeliverAll();
     ASSERT_THAT(Finish(), IsOk());
     ExpectNewBytes();
-    EXPECT_THAT(receipt_.names, ElementsAre("b", "x", "a"));
+    EXPECT_THAT(receipt_.names(), ElementsAre("b", "x", "a"));
     EXPECT_EQ(receipt_.nbytes, 36);
     ASSERT_EQ(receipt_.coverage.size(), 2U);
     EXPECT_EQ(receipt_.coverage[0].name, "w");
@@ -269,7 +269,7 @@ TEST_F(ReloadSessionTest, ARequiredTargetMustBeCovered) {
 TEST_F(ReloadSessionTest, NothingToDoIsDone) {
   ASSERT_THAT(session_.Start({}), IsOk());
   EXPECT_THAT(Finish(), IsOk());
-  EXPECT_THAT(receipt_.names, IsEmpty());
+  EXPECT_THAT(receipt_.names(), IsEmpty());
 }
 
 TEST_F(ReloadSessionTest, AnEngineReportsWhatItWroteThroughDestinations) {
@@ -393,7 +393,7 @@ TEST_F(FallbackSessionTest, CollectsTheFallbackNamesForOneCall) {
   EXPECT_THAT(session_.report().landed, ElementsAre("b", "x"));
   ASSERT_THAT(session_.Deliver("a", a_), IsOk());
   ASSERT_THAT(Finish(), IsOk());
-  EXPECT_EQ(receipt_.names.size(), 3U);
+  EXPECT_EQ(receipt_.names().size(), 3U);
   EXPECT_EQ(receipt_.coverage[0].nbytes, 24);
 }
 

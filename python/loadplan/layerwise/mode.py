@@ -125,11 +125,11 @@ class Layerwise:
         bound = -1 if self.max_staging_bytes is None else self.max_staging_bytes
         handle.set_staging(names, layers, devices, initials, deferred, self.defer_processing, bound)
 
-    def lists(self, targets: Targets) -> tuple[list[str], list[Tensor]]:
+    def lists(self, targets: Targets, *, aliases: bool = True) -> tuple[list[str], list[Tensor]]:
         """The targets as a plan sees them: on meta where they are staged, whatever stands there."""
         active = _active(targets)
         if active is None:
-            return targets.lists()
+            return targets.lists(aliases=aliases)
         kernel_only = {
             f"{layer.name}.{name}" if layer.name else name
             for layer in active.layers
@@ -137,7 +137,7 @@ class Layerwise:
             if name not in layer.record.tensors() and name not in layer.record.opaque
         }
         names, tensors = [], []
-        for name, tensor in zip(*targets.lists(), strict=True):
+        for name, tensor in zip(*targets.lists(aliases=aliases), strict=True):
             if name not in active.metas and name not in kernel_only:
                 names.append(name)
                 tensors.append(tensor)
