@@ -35,8 +35,8 @@ struct CopyDevice {
 
 // Note [Batched copies]
 //
-//   LOADPLAN_CUDA_BATCH   unset, "", 0    one `copy_` for each write into a CUDA device; on the host,
-//                                         batches of calls that land many names: the default
+//   LOADPLAN_CUDA_BATCH   unset, "", 0    one `copy_` for each write: the default. The host
+//                                         has batches where one call lands many names
 //                         1               writes into the CUDA device of the first target in
 //                         batches reference       the same on the CPU, by the code of the kernel:
 //                         for tests
