@@ -96,7 +96,7 @@ TraceSession* SessionFor(const char* op, std::initializer_list<at::Tensor> tenso
 bool RunsOnPlain(TraceSession& session, const at::Tensor& self, const char* op) {
   const TouchedStorage touched = session.FindWritten(self);
   const bool runs = touched.touch == Touch::kPlain;
-  if (!touched.is_kept && touched.touch != Touch::kTrace && !session.IsTarget(touched.storage))
+  if (!touched.has_run && touched.touch != Touch::kTrace && !session.IsTarget(touched.storage))
     session.NoteWrite(self, op, runs);
   return runs;
 }
@@ -151,7 +151,7 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
   const TouchedStorage from = session->Find(src);
   if (from.touch == Touch::kPlain) session->NoteExternal(src);
   if (to.touch == Touch::kPlain && from.touch == Touch::kPlain) {
-    if (!to.is_kept) session->NoteWrite(self, "aten::copy_", /*runs=*/true);
+    if (!to.has_run) session->NoteWrite(self, "aten::copy_", /*runs=*/true);
     const ModeOff mode_off;
     return below();
   }

@@ -119,7 +119,7 @@ bool WritesBytes(const c10::OperatorHandle& op) {
 
 void OperatorCall::NoteWrites(bool runs) const {
   for (const TensorArgument& arg : tensors_) {
-    if (!arg.written || (arg.touched.is_kept && runs) || !WritesBytes(op_)) continue;
+    if (!arg.written || (arg.touched.has_run && runs) || !WritesBytes(op_)) continue;
     session_.NoteWrite(arg.tensor, name(), runs);
   }
 }

@@ -7,6 +7,7 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "backend/copy_kernels.h"
+#include "backend/factory_kernels.h"
 #include "backend/mode.h"
 #include "backend/trace_tensor.h"
 #include "backend/view_kernels.h"
@@ -150,6 +151,8 @@ void RegisterCopies(torch::Library& m) {
   m.impl("cat", TORCH_FN(kernels::cat));
   m.impl("clone", TORCH_FN(kernels::clone));
   m.impl("copy_", TORCH_FN(kernels::copy_));
+  m.impl("empty.memory_format", TORCH_FN(kernels::noted_empty));
+  m.impl("empty_strided", TORCH_FN(kernels::noted_empty_strided));
   m.impl("fill_.Scalar", TORCH_FN(kernels::fill_scalar));
   m.impl("fill_.Tensor", TORCH_FN(kernels::fill_tensor));
   m.impl("stack", TORCH_FN(kernels::stack));

@@ -116,7 +116,7 @@ TouchedStorage TraceSession::FindWritten(const at::Tensor& tensor) const {
   const auto found = real_.find(storage);
   if (found == real_.end()) return {};
   const RealStorage& real = found->second;
-  return {real.id < 0 ? Touch::kPlain : Touch::kKnown, real.id, real.before.defined()};
+  return {real.id < 0 ? Touch::kPlain : Touch::kKnown, real.id, real.has_run};
 }
 
 TouchedStorage TraceSession::Find(const at::Tensor& tensor) const {

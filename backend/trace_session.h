@@ -37,7 +37,7 @@ enum class Touch : std::uint8_t {
 struct TouchedStorage {
   Touch touch = Touch::kPlain;
   StorageId storage = -1;
-  bool is_kept = false;  // NoteWrite has been told of it
+  bool has_run = false;  // NoteWrite has been told of it
 };
 
 class TraceSession : public std::enable_shared_from_this<TraceSession> {
@@ -126,6 +126,8 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   // `op` is about to write `tensor`: if that is real memory and no target, its bytes are kept
   // where it `runs`. See Note [Mirrors] in backend/mirrors.h. Call it without a lock.
   void NoteWrite(const at::Tensor& tensor, const std::string& op, bool runs);
+  // The pass has made `tensor`, with no bytes that anybody wrote.
+  void NoteBirth(const at::Tensor& tensor);
   // Real memory that is no target, was written in the pass and is still alive.
   std::vector<Mirror> LiveMirrors() const;
   // An attribute `name` showed the memory before the pass.
@@ -149,10 +151,13 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
     std::vector<std::int32_t> stale_copies;             // records that were not run on the memory
     // Of what is no target: see Mirror.
+    bool is_born = false;  // in the pass
+    bool has_run = false;  // an operator wrote it for real
     at::Tensor before;
     std::string what;
     std::string name;
     std::string writer;
+    std::string traced_writer;
   };
 
   StorageId AddStorage(StorageRecord record);

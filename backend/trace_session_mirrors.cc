@@ -1,5 +1,6 @@
 // TraceSession, the real tensors that are no targets and are written. See Note [Mirrors] in
 // backend/mirrors.h.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,31 +16,39 @@ namespace loadplan {
 void TraceSession::NoteWrite(const at::Tensor& tensor, const std::string& op, bool runs) {
   if (IsTraceTensor(tensor) || !tensor.has_storage() || tensor.layout() != at::kStrided) return;
   const c10::Storage& storage = tensor.storage();
+  bool is_born = false;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     const auto found = real_.find(storage.unsafeGetStorageImpl());
     if (found != real_.end()) {
       const RealStorage& real = found->second;
-      if (IsTarget(real.id) || (!real.writer.empty() && (!runs || real.before.defined()))) return;
+      if (IsTarget(real.id) || (runs ? real.has_run : !real.traced_writer.empty())) return;
+      is_born = real.is_born;
     }
   }
   std::string writer = absl::StrCat("`", op, "`");
-  // A scratch tensor that only real bytes go into is left alone.
   if (!runs) absl::StrAppend(&writer, AtLine(LoaderLine()));
   at::Tensor before;
   const ModeOff mode_off;
-  if (runs && !storage.device().is_meta()) before = BytesOfStorage(storage).clone();
+  if (runs && !is_born && !storage.device().is_meta()) before = BytesOfStorage(storage).clone();
   const std::lock_guard<std::mutex> lock(mutex_);
   RealStorage& real = RealOf(storage);
-  if (real.writer.empty()) {
-    real.writer = std::move(writer);
+  if (real.what.empty()) {
     real.what = absl::StrCat("a tensor of shape [", absl::StrJoin(tensor.sizes(), ", "),
                              "] and dtype ", std::string(ToDType(tensor.scalar_type()).name));
   }
-  if (real.before.defined() || !before.defined()) return;
+  std::string& known = runs ? real.writer : real.traced_writer;
+  if (known.empty()) known = std::move(writer);
+  if (!runs || std::exchange(real.has_run, true) || !before.defined()) return;
   real.before = std::move(before);
   kept_nbytes_ += storage.nbytes();
   if (kept_nbytes_ > drop_at_nbytes_) DropDead();
+}
+
+void TraceSession::NoteBirth(const at::Tensor& tensor) {
+  if (!tensor.has_storage() || IsTraceTensor(tensor)) return;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  RealOf(tensor.storage()).is_born = true;
 }
 
 TraceSession::RealStorage& TraceSession::RealOf(const c10::Storage& storage) {
@@ -69,11 +78,13 @@ std::vector<Mirror> TraceSession::LiveMirrors() const {
   std::vector<Mirror> mirrors;
   const std::lock_guard<std::mutex> lock(mutex_);
   for (const auto& [impl, real] : real_) {
-    if (IsTarget(real.id) || (real.stale_copies.empty() && !real.before.defined())) continue;
+    if (IsTarget(real.id) || (real.stale_copies.empty() && !real.has_run)) continue;
     const auto strong = real.storage.lock();
     if (strong == nullptr || strong.use_count() == 1) continue;
     Mirror& mirror = mirrors.emplace_back(
-        Mirror{real.storage, real.what, real.name, real.writer, real.before, {}, real.id >= 0});
+        Mirror{real.storage, real.what, real.name,
+               real.traced_writer.empty() ? real.writer : real.traced_writer, real.before, {},
+               real.id >= 0});
     for (const std::int32_t copy : real.stale_copies) {
       const CopyRecord& record = log_.copies[static_cast<std::size_t>(copy)];
       mirror.copies.push_back({real.id, record.map.ToLayout(), record.to_dtype});

@@ -141,9 +141,11 @@ TEST_F(Watcher, RandomNumbersIntoATargetRefuseThePlan) {
 }
 
 TEST_F(Watcher, RandomNumbersThroughARealTensorRefuseThePlan) {
-  const at::Tensor noise = at::rand({6});
-  EXPECT_GE(noise.sum().item<float>(), 0);
-  p_.copy_(noise);
+  {
+    const at::Tensor noise = at::rand({6});
+    EXPECT_GE(noise.sum().item<float>(), 0);
+    p_.copy_(noise);
+  }
   ASSERT_EQ(loader_.End().kind, PassVerdict::kDone);
   const auto plan = loader_.Plan();
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kFailedPrecondition);
