@@ -1,15 +1,13 @@
 #include "backend/operator_call.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/result_type.h>
 #include <c10/core/DefaultDtype.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <exception>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -166,17 +164,6 @@ void OperatorCall::RunForReal() {
   for (std::size_t i = 0; i < strided.size(); ++i) {
     session_.RecordValue(strided[i], outputs[i], program->results[i], /*ran=*/true);
   }
-}
-
-// `tensor`, on the trace device, holds `value` from now on. A factory makes an empty one first and
-// lets its operator give it a size.
-void OperatorCall::RecordMutated(const at::Tensor& tensor, const at::Tensor& value) {
-  if (tensor.sizes() == value.sizes()) return session_.RecordConstant(tensor, value);
-  TORCH_CHECK_NOT_IMPLEMENTED(IsTraceTensor(tensor), "`", name(), "` resizes its output, which cannot be traced");
-  const at::Tensor resized = session_.NewConstantTensor(value);
-  c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(resized.storage());
-  impl->set_sizes_and_strides(resized.sizes(), resized.strides());
 }
 
 bool OperatorCall::RunOnConstants() {
@@ -390,122 +377,6 @@ std::vector<c10::IValue> OperatorCall::MetaArguments() const {
     SetArgument(arguments[arg.position], arg.element, MetaLike(arg.tensor));
   }
   return arguments;
-}
-
-// What two reads that deserve one answer have in common.
-std::string OperatorCall::ReadSite() const {
-  std::string site = name();
-  for (const TensorArgument& arg : tensors_) {
-    if (arg.touched.touch == Touch::kPlain) continue;
-    absl::StrAppend(&site, " ", c10::toString(arg.tensor.scalar_type()), " ",
-                    session_.DescribeOrigin(arg.touched.storage));
-  }
-  return site;
-}
-
-// The operator runs on values made up: its result is a constant from then on, and a decision is
-// taken as the round takes it. False where the pass does not explore.
-bool OperatorCall::AnswerWithStandIns() {
-  StandIns* const stand_ins = session_.stand_ins();
-  if (stand_ins == nullptr) return false;
-  session_.RecordRefusal(name(), absl::StrCat("`", name(), "` reads its value"), std::nullopt,
-                         Symbolic());
-  const int choice = stand_ins->Choose(ReadSite());
-  const ModeOff mode_off;
-  std::vector<c10::IValue> returned(stack_.begin() + static_cast<std::ptrdiff_t>(begin_),
-                                    stack_.end());
-  for (c10::IValue& value : returned) {
-    if (value.isDevice()) value = c10::Device(c10::kCPU);
-  }
-  std::vector<std::pair<at::Tensor, at::Tensor>> mutated;
-  for (const TensorArgument& arg : tensors_) {
-    at::Tensor value = arg.constant.has_value()             ? *arg.constant
-                       : arg.touched.touch == Touch::kPlain ? arg.tensor.cpu()
-                                                            : stand_ins->Make(arg.tensor, choice);
-    if (arg.written) {
-      value = value.clone(at::MemoryFormat::Contiguous);
-      mutated.emplace_back(arg.tensor, value);
-    }
-    SetArgument(returned[arg.position], arg.element, value);
-  }
-  const at::AutoDispatchBelowAutograd no_autograd;
-  op_.callBoxed(&returned);
-  for (const auto& [tensor, value] : mutated) RecordMutated(tensor, value);
-  for (c10::IValue& value : returned) {
-    if (value.isBool()) value = choice % 2 != 0;
-  }
-  std::vector<at::Tensor> fresh;
-  for (const at::Tensor& output : FreshOutputs(schema_, returned))
-    fresh.push_back(session_.NewConstantTensor(output));
-  ReturnTraced(returned, fresh);
-  return true;
-}
-
-// False where only values could tell what comes of it.
-bool OperatorCall::RunOnMeta(std::vector<c10::IValue>& stack, NodeRecord& record) {
-  if (op_.hasTag(at::Tag::data_dependent_output)) return false;
-  const at::AutoDispatchBelowAutograd no_autograd;
-  try {
-    if (RunNativeMeta(op_.operator_name(), stack)) return true;
-    record.layout_is_unsure = !LayoutIsSure(op_, stack);
-    op_.callBoxed(&stack);
-    return true;
-  } catch (const c10::NotImplementedError&) {
-    // The operator has no meta kernel: its result depends on values.
-  } catch (const std::exception& e) {
-    // Anything that does not speak of meta tensors is the loader's own mistake, in
-    // the words of the eager call.
-    if (!SaysThatMetaHasNoValues(e.what())) throw;
-  }
-  return false;
-}
-
-void OperatorCall::RecordNode() {
-  const ModeOff mode_off;
-  NodeRecord record = MakeRecord();
-  const std::shared_ptr<OperatorNode> program = CaptureProgram();
-  std::vector<c10::IValue> returned = MetaArguments();
-  std::vector<std::pair<at::Tensor, at::Tensor>> mutated;  // the argument and its meta twin
-  for (const TensorArgument& arg : tensors_) {
-    if (!arg.written) continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(arg.element < 0, "`", name(), "` writes a list of tensors, which cannot be traced");
-    mutated.emplace_back(arg.tensor, returned[arg.position].toTensor());
-  }
-  if (!RunOnMeta(returned, record)) {
-    if (AnswerWithStandIns()) return;
-    RefuseValueRead(session_, name(), Symbolic());
-  }
-  const std::vector<at::Tensor> fresh = FreshOutputs(schema_, returned);
-  record.is_elementwise = IsElementwise(op_);
-  record.layout_is_unsure &= !fresh.empty();  // what is written in place stays as it lies
-  for (const at::Tensor& output : fresh) {
-    if (output.layout() != at::kStrided)
-      record.not_replayable = absl::StrCat("`", name(), "` gives no strided tensor");
-    program->results.push_back(MetaOf(output));
-  }
-  for (const auto& [original, meta] : mutated) {
-    TORCH_CHECK_NOT_IMPLEMENTED(original.sizes() == meta.sizes(), "`", name(), "` resizes its output, which cannot be traced");
-    program->results.push_back(MetaOf(meta));
-  }
-  std::vector<at::Tensor> traced;
-  if (!program->results.empty()) {
-    const at::Tensor& first = tensors_.front().tensor;
-    // `at::autocast::is_autocast_enabled` without its header, which includes all of ATen.
-    if (!c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCPU) ||
-        !c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::AutocastCUDA)) {
-      record.not_replayable =
-          absl::StrCat("`", record.op, "` runs under autocast", AtLine(LoaderLine()));
-    }
-    const std::vector<StorageId> values = session_.RecordNode(std::move(record), program);
-    for (std::size_t i = 0; i < fresh.size(); ++i)
-      traced.push_back(session_.NewValueTensor(values[i], program->results[i]));
-    for (const at::Tensor& tensor : traced) ClaimDevice(tensor, ClaimedDevice(first));
-    for (std::size_t i = 0; i < mutated.size(); ++i) {
-      session_.RecordValue(mutated[i].first, values[fresh.size() + i],
-                           program->results[fresh.size() + i], /*ran=*/false);
-    }
-  }
-  ReturnTraced(returned, traced);
 }
 
 }  // namespace loadplan

@@ -51,6 +51,7 @@ class OperatorCall {
     if (RefusesRebinding()) return;
     if (op_.hasTag(at::Tag::inplace_view)) return CallBelow();  // `t_`: geometry, no bytes
     ResolveLazyArguments();
+    if (RefusesOverlap()) return;
     const bool runs = CanRunForReal();
     NoteWrites(runs);
     if (runs) {
@@ -80,6 +81,7 @@ class OperatorCall {
   void Collect();
   void Add(std::size_t position, int64_t element, const at::Tensor& tensor);
   bool RefusesRebinding();
+  bool RefusesOverlap();
   void ResolveLazyArguments();
   bool CanRunForReal() const;
   bool RunOnConstants();
@@ -89,8 +91,11 @@ class OperatorCall {
   void ZeroUninitialised();
   bool RecordMoved(const at::Tensor& labels, const std::vector<at::Tensor>& data);
   void RecordNode();
+  bool ResizeOutput(const at::Tensor& tensor, const at::Tensor& like);
+  [[noreturn]] void Refuse(const std::string& does, const std::string& instead);
   bool RunOnMeta(std::vector<c10::IValue>& stack, NodeRecord& record);
   bool AnswerWithStandIns();
+  bool AnswerWithStandIns(const std::string& reason);
   std::string ReadSite() const;
   std::vector<c10::IValue> MetaArguments() const;
   std::shared_ptr<OperatorNode> CaptureProgram() const;

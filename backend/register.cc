@@ -1,4 +1,6 @@
 // Every table of kernels of the trace device. See Note [The mode key] in backend/mode.h.
+#include <ATen/ops/split_copy_compositeexplicitautogradnonfunctional_dispatch.h>
+#include <ATen/ops/unbind_copy_compositeexplicitautogradnonfunctional_dispatch.h>
 #include <torch/library.h>
 
 #include <memory>
@@ -136,6 +138,10 @@ void RegisterViews(torch::Library& m) {
   m.impl("slice.Tensor", TORCH_FN(kernels::slice));
   m.impl("unfold", TORCH_FN(kernels::unfold));
   m.impl("view", TORCH_FN(kernels::view));
+  // Torch's own: views, and a copy of each.
+  namespace parts = at::compositeexplicitautogradnonfunctional;
+  m.impl("split_copy.Tensor", TORCH_FN(parts::split_copy_symint));
+  m.impl("unbind_copy.int", TORCH_FN(parts::unbind_copy));
   m.impl("view_as_complex", TORCH_FN(kernels::view_as_complex));
   m.impl("view_as_real", TORCH_FN(kernels::view_as_real));
   // Reached only in a thread that does not take part yet.
