@@ -66,10 +66,6 @@ void CopyDims(const StridedMap& map, std::size_t dim, std::byte* to, const std::
   }
 }
 
-std::byte* MutableAddress(const ByteSide& side) {
-  // Not data_ptr(): only this call separates a storage that shares its memory copy-on-write.
-  return static_cast<std::byte*>(side.tensor.storage().mutable_data()) + side.byte_offset;
-}
 const std::byte* Address(const ByteSide& side) {
   return static_cast<const std::byte*>(side.tensor.storage().data()) + side.byte_offset;
 }
@@ -141,8 +137,7 @@ void CopyBytes(const StridedMap& map, const ByteSide& to, const ByteSide& from) 
   if (!to.tensor.is_cpu() || !from.tensor.is_cpu() || loops.nbytes() >= kParallelNbytes) {
     return CopyBytesByViews(loops, to, from);
   }
-  CopyDims(loops, 0, MutableAddress(to) + loops.to().byte_offset,
-           Address(from) + loops.from().byte_offset);
+  CopyInLoops(loops, MutableAddress(to), Address(from));
 }
 
 DimVector PackedStrides(const DimVector& shape, Index itemsize) {
@@ -209,8 +204,22 @@ Index ByteSide::nbytes() const {
   return static_cast<Index>(tensor.storage().nbytes()) - byte_offset;
 }
 
+void CopyInLoops(const StridedMap& map, std::byte* to, const std::byte* from) {
+  if (map.empty()) return;
+  CopyDims(map, 0, to + map.to().byte_offset, from + map.from().byte_offset);
+}
+
+std::byte* MutableAddress(const ByteSide& side) {
+  // Not data_ptr(): only this call separates a storage that shares its memory copy-on-write.
+  return static_cast<std::byte*>(side.tensor.storage().mutable_data()) + side.byte_offset;
+}
+
+absl::Status CheckWrites(const StridedMap& map, const ByteSide& to) {
+  return CheckReachOf("writes", map.ToSpan(), to);
+}
+
 absl::Status CheckReach(const StridedMap& map, const ByteSide& to, const ByteSide& from) {
-  absl::Status status = CheckReachOf("writes", map.ToSpan(), to);
+  absl::Status status = CheckWrites(map, to);
   return status.ok() ? CheckReachOf("reads", map.FromSpan(), from) : status;
 }
 

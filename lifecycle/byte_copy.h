@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
 #include <span>
 
 #include "absl/status/status.h"
@@ -41,8 +42,17 @@ struct ByteSide {
 absl::Status CopyMapped(const StridedMap& map, std::span<const CastStep> casts, const ByteSide& to,
                         const ByteSide& from);
 
+// The same between two places in memory of the host, in loops; `map` is coalesced and no cast.
+void CopyInLoops(const StridedMap& map, std::byte* to, const std::byte* from);
+
 // Internal where `map` reaches outside either storage.
 absl::Status CheckReach(const StridedMap& map, const ByteSide& to, const ByteSide& from);
+
+// Internal where it writes outside the storage of `to`.
+absl::Status CheckWrites(const StridedMap& map, const ByteSide& to);
+
+// Where byte 0 of `side` lies; a storage that shares its memory copy-on-write gets its own.
+std::byte* MutableAddress(const ByteSide& side);
 
 // The same `from` bytes, packed: `to` becomes a row-major buffer of `from` items.
 StridedMap PackedTo(const StridedMap& map);

@@ -22,6 +22,7 @@
 #include "lifecycle/copy_queue.h"
 #include "lifecycle/entry_parts.h"
 #include "lifecycle/layer_staging.h"
+#include "lifecycle/placed_part.h"
 #include "lifecycle/undo_log.h"
 
 namespace loadplan {
@@ -62,6 +63,10 @@ class PlanExecutor {
   // that the plan does not need are left alone. InvalidArgument, with nothing written: bytes
   // outside the tensor, bytes that came before.
   absl::Status DeliverPart(std::int32_t entry, const StridedMap& held, const ByteSide& from);
+  // Where the bytes of such a part go, for a caller that writes them itself and then says so:
+  // nullopt where they are no plain copies between memory of the host.
+  absl::StatusOr<std::optional<PlacedPart>> PlacesOf(std::int32_t entry, const StridedMap& held);
+  absl::Status DeliveredPart(std::int32_t entry, const StridedMap& held, const PlacedPart& placed);
   // Where bytes `bytes` of the row-major checkpoint tensor go, where that is as they are to one
   // contiguous place and nowhere else. A caller that has written them there says so.
   absl::StatusOr<std::optional<ByteSide>> InPlace(std::int32_t entry, ByteRange bytes);

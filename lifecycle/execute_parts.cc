@@ -141,6 +141,57 @@ absl::Status PlanExecutor::Convert(std::int32_t entry, const ByteSide& from, Ind
   });
 }
 
+absl::StatusOr<std::optional<PlacedPart>> PlanExecutor::PlacesOf(std::int32_t entry,
+                                                                 const StridedMap& held) {
+  if (queue_ != nullptr) return std::nullopt;
+  PlacedPart placed;
+  if (held.nbytes() == 0) return placed;
+  const ByteRange range = held.ToSpan();
+  std::vector<const WriteItem*> writes;
+  bool is_plain = true;
+  absl::Status status =
+      ForEachReader(entry, [&](const WriteItem& item, const PieceRef* piece) -> absl::Status {
+        if (!is_plain || !Meet(item.map.FromSpan(), range)) return absl::OkStatus();
+        // A layer counts the bytes that it waits for as they are written.
+        const bool is_of_layer = piece == nullptr && IsOfLayer(item.target);
+        if (!item.casts.empty() || is_of_layer) {
+          is_plain = false;
+          return absl::OkStatus();
+        }
+        const ByteSide to = piece == nullptr ? TargetSide(item.target) : InputSide(*piece);
+        is_plain = to.tensor.is_cpu();
+        if (!is_plain) return absl::OkStatus();
+        absl::StatusOr<Composition> now = Compose(item.map, held);
+        is_plain = now.ok();
+        if (!is_plain) return absl::OkStatus();
+        for (StridedMap& map : now->matched) {
+          if (absl::Status in_reach = CheckWrites(map, to); !in_reach.ok()) return in_reach;
+          placed.nbytes += map.nbytes();
+          if (piece == nullptr) placed.target_nbytes += map.nbytes();
+          placed.copies.push_back({std::move(map), MutableAddress(to), to.tensor});
+        }
+        if (piece == nullptr && !now->matched.empty()) writes.push_back(&item);
+        return absl::OkStatus();
+      });
+  if (!status.ok()) return status;
+  if (!is_plain) return std::nullopt;
+  for (const WriteItem* item : writes) {
+    if (status = BeforeWrite(*item); !status.ok()) return status;
+  }
+  return placed;
+}
+
+absl::Status PlanExecutor::DeliveredPart(std::int32_t entry, const StridedMap& held,
+                                         const PlacedPart& placed) {
+  EntryParts& parts = PartsOf(entry);
+  const SourceTensor& source = plan_.sources()[static_cast<std::size_t>(entry)];
+  absl::Status status = parts.held.Add(held.ToLayout(), source.nbytes());
+  if (!status.ok()) return status;
+  parts.landed += placed.nbytes;
+  written_nbytes_ += placed.target_nbytes;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::optional<ByteSide>> PlanExecutor::InPlace(std::int32_t entry, ByteRange bytes) {
   const std::optional<SoleReader> reader = SoleReaderOf(entry, bytes);
   if (!reader.has_value()) return std::nullopt;

@@ -35,6 +35,7 @@
 #include "lifecycle/eager_collection.h"
 #include "lifecycle/execute.h"
 #include "lifecycle/layer_staging.h"
+#include "lifecycle/placed_part.h"
 #include "lifecycle/session_parts.h"
 #include "lifecycle/session_report.h"
 #include "lifecycle/session_state.h"
@@ -76,6 +77,10 @@ class LOADPLAN_API ReloadSession {
   // gets a place holds its tensor, and says when it has written.
   absl::StatusOr<std::optional<ByteSide>> InPlace(std::string_view name, ByteRange bytes);
   absl::Status DeliveredInPlace(std::string_view name, ByteRange bytes);
+  // The same for a part with gaps, which may go to several places.
+  absl::StatusOr<std::optional<PlacedPart>> PlacesOf(std::string_view name, const StridedMap& held);
+  absl::Status DeliveredPart(std::string_view name, const StridedMap& held,
+                             const PlacedPart& placed);
   absl::Status CompleteParts(std::string_view name);
   // OK where `name` was declared and has not arrived, nor in part; else what BeginParts says.
   absl::Status CheckArriving(std::string_view name) const;
@@ -84,7 +89,7 @@ class LOADPLAN_API ReloadSession {
   void BeginBatch();
   absl::Status EndBatch();
   absl::Status ReportDelivered(std::string_view name);  // written through its destinations
-  // A bucket in two steps: its fallback names, whose call can fail before other names land; those.
+  // A bucket in two steps: fallback names, whose call can fail before others land, and the others.
   absl::Status DeliverFallbacks(std::span<const std::string> names,
                                 std::span<const at::Tensor> tensors);
   absl::Status DeliverPlanned(std::span<const std::string> names,
@@ -99,7 +104,7 @@ class LOADPLAN_API ReloadSession {
   bool NeedsFallbackCall() const;  // the same for some of them
   using Call = std::vector<std::pair<std::string, at::Tensor>>;
   absl::StatusOr<Call> TakeFallbackCall();
-  // Before the call writes memory that is no target's: see CallWatch::KeepOthers.
+  // Before it writes memory that is no target's: see CallWatch::KeepOthers.
   absl::Status KeepOther(const at::Tensor& tensor);
   // `error`: what the loader raised; empty if it returned. `written`: the regions of targets that
   // it was seen to write. `current`: the targets after it. Fails the session where a required
@@ -141,8 +146,7 @@ class LOADPLAN_API ReloadSession {
   // arrived, and every program must have all or none of its names among them.
   absl::Status PrepareFinish(const std::optional<std::vector<std::string>>& partial,
                              std::span<const LiveTarget> current);
-  // After PrepareFinish: writes constants and what else comes last. Every byte is then there;
-  // hooks may run before Finish.
+  // After PrepareFinish: writes what comes last. Every byte is then there; hooks may run.
   absl::Status Complete();
   absl::StatusOr<Receipt> Finish();  // ends the session, completing it if that was not done
   // Idle where no byte may have been written, or where the update is atomic; else failed.
@@ -150,8 +154,7 @@ class LOADPLAN_API ReloadSession {
 
   // FailedPrecondition, in its own words, where `event` may not happen now.
   absl::Status CheckEvent(SessionEvent event) const;
-  // Whether a live byte may have changed in the active update, or in one that failed just now.
-  // False where old bytes are back.
+  // Whether a live byte may have changed, and is not back, in the update that is active or failed.
   bool MayHaveWritten() const;
   SessionReport report() const;
 
@@ -201,8 +204,7 @@ class LOADPLAN_API ReloadSession {
   Names Trusted(const std::optional<Names>& among) const;
   bool IsStaged(StorageId id) const { return staging_ != nullptr && staging_->Stages(id); }
   Names Landed() const;  // fallback names after their call
-  // The session has failed with `status`; returns it with what landed and what became of the
-  // bytes. `whole`: every byte of these is undefined.
+  // Fails with `status`; returns it with what became of the bytes, `whole` wholly undefined.
   absl::Status Fail(absl::Status status, std::span<const LiveTarget> whole = {});
   absl::Status FailActive(const absl::Status& status);  // `status` alone where it is not active
   absl::Status FailDamaged(absl::Status status, std::span<const LiveTarget> whole);

@@ -113,6 +113,45 @@ absl::Status ReloadSession::DeliveredInPlace(std::string_view name, ByteRange by
   });
 }
 
+absl::StatusOr<std::optional<PlacedPart>> ReloadSession::PlacesOf(std::string_view name,
+                                                                  const StridedMap& held) {
+  return Guarded([&]() -> absl::StatusOr<std::optional<PlacedPart>> {
+    const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+    if (!entry.ok()) return entry.status();
+    if (KindOf(*entry) == EntryKind::kFallback) {
+      const ByteSide whole = ByteSide::OfStorage(open_[*entry].whole);
+      if (!whole.tensor.is_cpu()) return std::nullopt;
+      if (absl::Status status = CheckWrites(held, whole); !status.ok()) {
+        return FailInPart(status, *entry);
+      }
+      return PlacedPart{{{Coalesce(held), MutableAddress(whole), whole.tensor}}, held.nbytes(), 0};
+    }
+    // See InPlace.
+    if (undo_ != nullptr) return std::nullopt;
+    if (absl::Status status = EnsureWritable(); !status.ok()) return status;
+    absl::StatusOr<std::optional<PlacedPart>> placed = executor_->PlacesOf(*entry, held);
+    if (!placed.ok()) return FailInPart(placed.status(), *entry);
+    return placed;
+  });
+}
+
+absl::Status ReloadSession::DeliveredPart(std::string_view name, const StridedMap& held,
+                                          const PlacedPart& placed) {
+  return Guarded([&]() -> absl::Status {
+    const absl::StatusOr<std::int32_t> entry = OpenEntry(name);
+    if (!entry.ok()) return entry.status();
+    absl::Status status;
+    if (KindOf(*entry) == EntryKind::kFallback) {
+      OpenParts& parts = open_[*entry];
+      status = parts.held.Add(held.ToLayout(), static_cast<Index>(parts.whole.nbytes()));
+      if (status.ok()) parts.nbytes += held.nbytes();
+    } else {
+      status = executor_->DeliveredPart(*entry, held, placed);
+    }
+    return status.ok() ? status : FailInPart(status, *entry);
+  });
+}
+
 absl::Status ReloadSession::CompleteParts(std::string_view name) {
   return Guarded([&]() -> absl::Status {
     const absl::StatusOr<std::int32_t> entry = OpenEntry(name);

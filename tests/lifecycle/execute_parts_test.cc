@@ -105,6 +105,13 @@ absl::Status Land(std::mt19937& gen, PlanExecutor& executor, Part& part, int& in
       return status.ok() ? executor.DeliveredInPlace(part.source, bytes) : status;
     }
   }
+  if (gen() % 2 == 0) {
+    if (const std::optional<PlacedPart> placed = *executor.PlacesOf(part.source, part.held)) {
+      in_place += placed->nbytes > 0 ? 1 : 0;
+      placed->Write(static_cast<const std::byte*>(part.buffer.const_data_ptr()));
+      return executor.DeliveredPart(part.source, part.held, *placed);
+    }
+  }
   absl::Status status = Deliver(executor, part);
   // Where copies are batched they may wait until the sender wants its buffer back.
   if (!status.ok() || gen() % 2 == 0) return status;
@@ -212,6 +219,17 @@ TEST_F(DeliverPartTest, GivesAPlaceWhereBytesGoAsTheyAre) {
   EXPECT_FALSE(executor_->InPlace(0, {8, 40})->has_value());   // two rows
   EXPECT_FALSE(executor_->InPlace(0, {0, 16})->has_value());   // more than is read
   EXPECT_FALSE(executor_->InPlace(0, {24, 40})->has_value());  // not read
+}
+
+TEST_F(DeliverPartTest, GivesThePlacesOfAPartWithGaps) {
+  const StridedMap rows = StridedMap::Unchecked({2}, {8, {32}, 16}, {0, {16}, 16}, false);
+  const std::optional<PlacedPart> placed = *executor_->PlacesOf(0, rows);
+  ASSERT_TRUE(placed.has_value());
+  EXPECT_EQ(placed->nbytes, 32);
+  EXPECT_EQ(placed->target_nbytes, 32);
+  ASSERT_THAT(executor_->DeliveredPart(0, rows, *placed), IsOk());
+  EXPECT_THAT(executor_->DeliveredPart(0, rows, *placed),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("came in two parts")));
 }
 
 // NaNs keep their bits by the layout that a cast sees: parts must not change it.

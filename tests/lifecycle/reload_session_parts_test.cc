@@ -99,6 +99,39 @@ TEST_F(ReloadSessionPartsTest, TakesBytesThatWereWrittenInPlace) {
   EXPECT_TRUE(at::equal(log_->target(0), x_));
 }
 
+TEST_F(ReloadSessionPartsTest, TakesAPartThatWasWrittenToItsPlaces) {
+  ASSERT_THAT(Begin("x", 4), IsOk());
+  const auto places = session_->PlacesOf("x", RunMap(0, 16));
+  ASSERT_THAT(places, IsOk());
+  ASSERT_TRUE(places->has_value());
+  EXPECT_TRUE(session_->MayHaveWritten());  // from now on
+  EXPECT_THAT(session_->CompleteParts("x"), StatusIs(kPrecondition, HasSubstr("0 of the 16")));
+  Plan(/*with_fallbacks=*/true);
+  for (const std::string name : {"x", "g"}) {
+    ASSERT_THAT(Begin(name, 4), IsOk());
+    for (const StridedMap& part : {RunMap(0, 7), RunMap(7, 16)}) {
+      const auto placed = session_->PlacesOf(name, part);
+      ASSERT_THAT(placed, IsOk());
+      (*placed)->Write(static_cast<const std::byte*>(x_.const_data_ptr()));
+      ASSERT_THAT(session_->DeliveredPart(name, part, **placed), IsOk());
+    }
+    ASSERT_THAT(session_->CompleteParts(name), IsOk());
+  }
+  EXPECT_TRUE(at::equal(log_->target(0), x_));
+  ASSERT_THAT(session_->Deliver("f", a_.new_zeros({4})), IsOk());
+  EXPECT_TRUE(at::equal((*session_->TakeFallbackCall())[0].second, x_));
+}
+
+TEST_F(ReloadSessionPartsTest, AnAtomicUpdateGivesNoPlaces) {
+  ASSERT_THAT(session_->Abort(), IsOk());
+  ASSERT_THAT(session_->Start({.atomic = true}), IsOk());
+  ASSERT_THAT(session_->Begin(plan_, log_->live()), IsOk());
+  ASSERT_THAT(Begin("x", 4), IsOk());
+  const auto places = session_->PlacesOf("x", RunMap(0, 16));
+  ASSERT_THAT(places, IsOk());
+  EXPECT_FALSE(places->has_value());
+}
+
 TEST_F(ReloadSessionPartsTest, PutsFallbackNamesTogether) {
   Plan(/*with_fallbacks=*/true);
   const at::Tensor g = at::randn({4});
