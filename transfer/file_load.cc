@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -12,7 +13,7 @@
 namespace loadplan {
 namespace {
 
-constexpr std::size_t kInFlight = 4;
+constexpr Index kMinInFlight = 4;
 constexpr Index kMinBatch = Index{1} << 16;
 // A segment that is shorter goes through staging: a place costs more to find than a copy.
 constexpr Index kMinInPlace = Index{1} << 16;
@@ -28,8 +29,8 @@ constexpr int kMaxThreads = 8;
 
 // One more read of a file in the page cache, and of one on a solid-state disk while some other
 // reads are under way. Measured by bench/load_files.py --costs.
-constexpr ReadCost kCached{1.5e-6, 8e9};
-constexpr ReadCost kOnDisk{40e-6, 2e9};
+constexpr ReadCost kCached{0.5e-6, 8e9};
+constexpr ReadCost kOnDisk{13e-6, 1.25e9};
 
 double Now() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
@@ -38,8 +39,10 @@ double Now() {
 
 Index RoundUp(Index value) { return (value + kAlignment - 1) / kAlignment * kAlignment; }
 
-// Copies out of the page cache keep a processor busy each; reads of a disk wait.
-int ChooseThreads(bool are_cached) {
+// Copies out of the page cache keep a processor busy each; reads of a disk wait. Past the page
+// cache nothing is fetched ahead: there are as many reads at a time as threads.
+int ChooseThreads(bool are_cached, bool direct) {
+  if (direct) return 2 * kMaxThreads;
   const int processors = static_cast<int>(std::thread::hardware_concurrency());
   return std::clamp(processors, are_cached ? 2 : 4, kMaxThreads);
 }
@@ -81,10 +84,8 @@ absl::StatusOr<std::unique_ptr<FileLoad>> FileLoad::Start(ReloadSession& session
     load->is_over_ = true;
     return session.FailWith(status);
   }
-  const int threads =
-      options.num_threads > 0 ? options.num_threads : ChooseThreads(load->are_cached_);
-  const RangeReader::Options reader{threads, options.direct};
-  load->reader_ = std::make_unique<RangeReader>(reader);
+  load->reader_ = std::make_unique<RangeReader>(
+      RangeReader::Options{load->num_threads_, options.direct, /*advises=*/!load->are_cached_});
   return load;
 }
 
@@ -155,8 +156,16 @@ absl::Status FileLoad::Prepare() {
     }
   }
   // A GPU wants large copies.
-  const Index wanted = are_cached_ && !buffers_.pins_memory() ? kCachedBatch : kDiskBatch;
-  const Index allowed = std::max(kMinBatch, options_.max_staging_nbytes / Index{kInFlight});
+  is_small_ = are_cached_ && !buffers_.pins_memory();
+  const Index wanted = is_small_ ? kCachedBatch : kDiskBatch;
+  num_threads_ =
+      options_.num_threads > 0 ? options_.num_threads : ChooseThreads(are_cached_, options_.direct);
+  // A small batch is one thread's, and soon read: there are more, lest threads wait for this one.
+  const Index in_flight = std::max(kMinInFlight, is_small_ ? 4 * Index{num_threads_} : 0);
+  max_in_flight_ = static_cast<std::size_t>(
+      std::clamp(options_.max_staging_nbytes / kMinBatch, kMinInFlight, in_flight));
+  const Index allowed =
+      std::max(kMinBatch, options_.max_staging_nbytes / static_cast<Index>(max_in_flight_));
   batches_ = MakeBatches(files_, ranges, skipped, std::min(wanted, allowed));
   return absl::OkStatus();
 }
@@ -164,7 +173,7 @@ absl::Status FileLoad::Prepare() {
 absl::StatusOr<bool> FileLoad::Step(double seconds) {
   const double stop = Now() + seconds;
   while (!is_over_) {
-    while (in_flight_.size() < kInFlight && next_batch_ < batches_.size()) {
+    while (in_flight_.size() < max_in_flight_ && next_batch_ < batches_.size()) {
       if (absl::Status status = SubmitNext(); !status.ok()) return Fail(status);
     }
     if (in_flight_.empty()) {
@@ -264,16 +273,69 @@ absl::Status FileLoad::SubmitNext() {
                         tensor.offset + segment.bytes.start, segment.bytes.nbytes(), *place});
     stats_.in_place_nbytes += segment.bytes.nbytes();
   }
-  std::vector<ReadJob> jobs;
-  const Index nbytes = PlaceInStaging(next, jobs);
-  if (nbytes > 0) {
+  std::vector<ReadJob> staged;
+  const Index nbytes = PlaceInStaging(next, staged);
+  absl::StatusOr<std::vector<StagedPart>> found = PartsOf(next);
+  if (!found.ok()) return found.status();
+  next.parts = std::make_shared<const std::vector<StagedPart>>(*std::move(found));
+  const std::vector<StagedPart>& parts = *next.parts;
+  const auto is_placed = [](const StagedPart& part) { return part.placed.has_value(); };
+  // Then a small batch needs no buffer of its own: the thread's stays in its cache.
+  const bool in_scratch = is_small_ && std::ranges::all_of(parts, is_placed);
+  if (nbytes > 0 && !in_scratch) {
     next.staging = buffers_.Take(nbytes);
     auto* const base = static_cast<std::byte*>(next.staging.mutable_data_ptr());
-    for (ReadJob& job : jobs) job.to = base + job.tag;
+    for (ReadJob& job : staged) job.to = base + job.tag;
   }
-  jobs.insert(jobs.end(), in_place.begin(), in_place.end());
-  next.group = reader_->Submit(jobs);
+  AfterRead then;
+  if (std::ranges::any_of(parts, is_placed)) {
+    const std::byte* base =
+        in_scratch ? nullptr : static_cast<const std::byte*>(next.staging.const_data_ptr());
+    const std::int32_t file = TensorAt(segments.front().tensor).file;
+    then = [this, base, file, held = next.parts](const std::byte* scratch) {
+      return WritePlaced(*held, base != nullptr ? base : scratch, file);
+    };
+  }
+  // What is staged comes last: it is to be in a cache when it is written.
+  in_place.insert(in_place.end(), staged.begin(), staged.end());
+  next.group = reader_->Submit(in_place, std::move(then), in_scratch ? nbytes : 0);
   in_flight_.push_back(std::move(next));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<FileLoad::StagedPart>> FileLoad::PartsOf(const InFlight& next) {
+  const std::vector<Segment>& segments = next.batch->segments;
+  const bool is_host = !buffers_.pins_memory() && !buffers_.goes_to_device();
+  std::vector<StagedPart> parts;
+  for (std::size_t first = 0; first < segments.size();) {
+    const std::int32_t tensor = segments[first].tensor;
+    std::vector<ByteRun> runs;
+    for (; first < segments.size() && segments[first].tensor == tensor; ++first) {
+      const ByteRange& bytes = segments[first].bytes;
+      if (next.places[first] < 0) continue;
+      runs.push_back({bytes.start, next.places[first], bytes.nbytes()});
+    }
+    for (StridedMap& held : ToMaps(runs)) {
+      std::optional<PlacedPart> placed;
+      if (is_host) {
+        absl::StatusOr<std::optional<PlacedPart>> found =
+            session_.PlacesOf(TensorAt(tensor).name, held);
+        if (!found.ok()) return found.status();
+        placed = *std::move(found);
+      }
+      parts.push_back({tensor, std::move(held), std::move(placed)});
+    }
+  }
+  return parts;
+}
+
+// In a thread of the reader.
+absl::Status FileLoad::WritePlaced(const std::vector<StagedPart>& parts, const std::byte* staging,
+                                   std::int32_t file) const {
+  if (absl::Status status = files_.CheckUnchanged(file); !status.ok()) return status;
+  for (const StagedPart& part : parts) {
+    if (part.placed.has_value()) part.placed->Write(staging);
+  }
   return absl::OkStatus();
 }
 
@@ -298,38 +360,24 @@ absl::Status FileLoad::Land(const InFlight& read) {
 
 absl::Status FileLoad::LandSegments(const InFlight& read, const at::Tensor& staged) {
   const std::vector<Segment>& segments = read.batch->segments;
-  for (std::size_t first = 0; first < segments.size();) {
-    std::size_t stop = first;
-    while (stop < segments.size() && segments[stop].tensor == segments[first].tensor) ++stop;
-    absl::Status status = Deliver(read, staged, first, stop);
+  for (std::size_t i = 0; i < segments.size(); ++i) {
+    if (read.places[i] >= 0) continue;
+    const std::string& name = TensorAt(segments[i].tensor).name;
+    absl::Status status = session_.DeliveredInPlace(name, segments[i].bytes);
     if (!status.ok()) return status;
-    first = stop;
+  }
+  for (const StagedPart& part : *read.parts) {
+    const std::string& name = TensorAt(part.tensor).name;
+    absl::Status status = part.placed.has_value()
+                              ? session_.DeliveredPart(name, part.held, *part.placed)
+                              : session_.DeliverPart(name, part.held, ByteSide::OfStorage(staged));
+    if (!status.ok()) return status;
   }
   for (const std::int32_t tensor : read.batch->finishes) {
     if (absl::Status status = Open(tensor); !status.ok()) return status;
     absl::Status status = session_.CompleteParts(TensorAt(tensor).name);
     if (!status.ok()) return status;
     ++stats_.names_done;
-  }
-  return absl::OkStatus();
-}
-
-// Segments [first, stop), all of one tensor.
-absl::Status FileLoad::Deliver(const InFlight& read, const at::Tensor& staged, std::size_t first,
-                               std::size_t stop) {
-  const std::string& name = TensorAt(read.batch->segments[first].tensor).name;
-  std::vector<ByteRun> runs;
-  for (std::size_t i = first; i < stop; ++i) {
-    const ByteRange& bytes = read.batch->segments[i].bytes;
-    if (read.places[i] >= 0) {
-      runs.push_back({bytes.start, read.places[i], bytes.nbytes()});
-      continue;
-    }
-    if (absl::Status status = session_.DeliveredInPlace(name, bytes); !status.ok()) return status;
-  }
-  for (const StridedMap& held : ToMaps(runs)) {
-    absl::Status status = session_.DeliverPart(name, held, ByteSide::OfStorage(staged));
-    if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }

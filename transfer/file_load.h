@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "geometry/export.h"
+#include "geometry/strided_map.h"
+#include "lifecycle/placed_part.h"
 #include "lifecycle/reload_session.h"
 #include "transfer/checkpoint_files.h"
 #include "transfer/needed_ranges.h"
@@ -31,15 +34,18 @@ namespace loadplan {
 
 // Note [How files are read]
 //
-// Every tensor's needed ranges are known before anything is read. They are cut into batches, four
-// of which are in flight and together no larger than `max_staging_nbytes`. A segment of a batch
-// that goes as it is to one contiguous place in memory of the CPU is read straight to it. The
-// others are read into the batch's staging buffer, and from there the session lands them. What lies
-// in the file between two segments and is cheaper to read than to step over is read along.
+// Every tensor's needed ranges are known before anything is read. They are cut into batches, some
+// of which are in flight and together no larger than `max_staging_nbytes`. A long segment that goes
+// as it is to one contiguous place in memory of the CPU is read straight to it. The others are read
+// into staging. The thread that has read them writes those that are plain copies, before they leave
+// its cache, and the session lands the rest. What lies in the file between two segments and is
+// cheaper to read than to step over is read along.
 //
 // Nothing of a tensor is written before all its bytes are read, unless it goes straight to its
 // place or is larger than a batch. A file is compared with what it was when its header was read
-// before anything of a batch counts as landed.
+// before staged bytes are written, and before anything of a batch counts as landed. The session is
+// told of a write when its batch is submitted: a load that fails may name bytes as undefined that
+// no thread came to write.
 //
 // The reader below knows ranges and memory, the session names and plans. Ranks of a node that read
 // disjoint ranges and exchange them would stand in between.
@@ -85,10 +91,18 @@ class LOADPLAN_API FileLoad {
   FileLoadStats stats() const;
 
  private:
+  // Of one tensor, in staging.
+  struct StagedPart {
+    std::int32_t tensor = -1;
+    StridedMap held;  // from bytes of the staging buffer
+    // Where the thread that has read it writes it; else the session lands it.
+    std::optional<PlacedPart> placed;
+  };
   struct InFlight {
     const ReadBatch* batch = nullptr;
     std::shared_ptr<ReadGroup> group;
     at::Tensor staging;
+    std::shared_ptr<const std::vector<StagedPart>> parts;
     // Parallel to the segments: where in `staging`; -1: in its place.
     std::vector<Index> places;
     // Of those places: a session that fails lets go of some, and threads may be reading into them.
@@ -108,11 +122,12 @@ class LOADPLAN_API FileLoad {
   // Finds places for the segments that go into staging; their reads, with the place of each as its
   // tag. The size of the buffer.
   Index PlaceInStaging(InFlight& next, std::vector<ReadJob>& jobs) const;
+  absl::StatusOr<std::vector<StagedPart>> PartsOf(const InFlight& next);
+  absl::Status WritePlaced(const std::vector<StagedPart>& parts, const std::byte* staging,
+                           std::int32_t file) const;
   absl::Status Land(const InFlight& read);
   // `staged`: the bytes of read.staging, here or on the device.
   absl::Status LandSegments(const InFlight& read, const at::Tensor& staged);
-  absl::Status Deliver(const InFlight& read, const at::Tensor& staged, std::size_t first,
-                       std::size_t stop);
   absl::Status Fail(const absl::Status& status);
   const FileTensor& TensorAt(std::int32_t tensor) const {
     return files_.tensors()[static_cast<std::size_t>(tensor)];
@@ -124,6 +139,9 @@ class LOADPLAN_API FileLoad {
   const FileLoadOptions options_;
   std::vector<Index> gaps_;  // per file
   bool are_cached_ = true;
+  bool is_small_ = false;  // batches are
+  int num_threads_ = 0;
+  std::size_t max_in_flight_ = 0;
   std::vector<ReadBatch> batches_;
   std::size_t next_batch_ = 0;
   std::vector<bool> is_open_;  // per tensor

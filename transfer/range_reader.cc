@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdint>
 #include <cstring>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -22,9 +23,41 @@ constexpr Index kDirectUnit = 4096;
 Index RoundDown(Index value) { return value - value % kDirectUnit; }
 Index RoundUp(Index value) { return RoundDown(value + kDirectUnit - 1); }
 
+// What one thread reads in one go.
+constexpr Index kTaskNbytes = Index{2} << 20;
+constexpr std::size_t kTaskJobs = 512;
+// Longer reads keep a disk busy by themselves, and the kernel would fetch their start only.
+constexpr Index kMaxAdvised = Index{1} << 19;
+
+std::vector<ReadJob> Cut(const std::vector<ReadJob>& jobs) {
+  std::vector<ReadJob> parts;
+  parts.reserve(jobs.size());
+  for (ReadJob job : jobs) {
+    while (job.nbytes > 0) {
+      parts.push_back(job);
+      ReadJob& part = parts.back();
+      part.nbytes = std::min(job.nbytes, RangeReader::kMaxRead);
+      job.offset += part.nbytes;
+      job.nbytes -= part.nbytes;
+      job.tag += part.nbytes;
+      if (job.to != nullptr) job.to += part.nbytes;
+    }
+  }
+  return parts;
+}
+
+// Advice: where the kernel takes none, reads fetch for themselves.
+void Advise(const std::vector<ReadJob>& jobs) {
+  for (const ReadJob& job : jobs) {
+    if (job.nbytes > kMaxAdvised) continue;
+    (void)posix_fadvise(job.fd, job.offset, job.nbytes, POSIX_FADV_WILLNEED);
+  }
+}
+
 }  // namespace
 
-RangeReader::RangeReader(const Options& options) : direct_(options.direct) {
+RangeReader::RangeReader(const Options& options)
+    : direct_(options.direct), advises_(options.advises && !options.direct) {
   for (int i = 0; i < std::max(1, options.num_threads); ++i) {
     threads_.emplace_back([this] { Work(); });
   }
@@ -43,21 +76,30 @@ RangeReader::~RangeReader() {
   }
 }
 
-std::shared_ptr<ReadGroup> RangeReader::Submit(const std::vector<ReadJob>& jobs) {
+std::shared_ptr<ReadGroup> RangeReader::Submit(const std::vector<ReadJob>& jobs, AfterRead then,
+                                               Index scratch_nbytes) {
+  if (advises_) Advise(jobs);
   auto group = std::make_shared<ReadGroup>();
+  group->jobs = Cut(jobs);
+  group->then = std::move(then);
+  group->scratch_nbytes = scratch_nbytes;
+  std::vector<Task> tasks;
+  Index nbytes = 0;
+  for (std::size_t i = 0; i < group->jobs.size(); ++i) {
+    nbytes += group->jobs[i].nbytes;
+    const bool goes_on =
+        !tasks.empty() &&
+        (scratch_nbytes > 0 || (nbytes <= kTaskNbytes && i - tasks.back().first < kTaskJobs));
+    if (!goes_on) {
+      tasks.push_back({group, i, i});
+      nbytes = group->jobs[i].nbytes;
+    }
+    tasks.back().stop = i + 1;
+  }
+  group->num_left = tasks.size();
   {
     const std::lock_guard lock(mutex_);
-    for (ReadJob job : jobs) {
-      while (job.nbytes > 0) {
-        ReadJob part = job;
-        part.nbytes = std::min(job.nbytes, kMaxRead);
-        job.offset += part.nbytes;
-        job.nbytes -= part.nbytes;
-        job.to += part.nbytes;
-        tasks_.push_back({group, part});
-        ++group->num_left;
-      }
-    }
+    std::ranges::move(tasks, std::back_inserter(tasks_));
   }
   has_work_.notify_all();
   return group;
@@ -81,25 +123,41 @@ void RangeReader::Cancel() {
 }
 
 void RangeReader::Work() {
-  std::vector<std::byte> bounce;
+  Memory memory;
   std::unique_lock lock(mutex_);
   while (true) {
     has_work_.wait(lock, [this] { return stops_ || !tasks_.empty(); });
     if (stops_) return;
     const Task task = std::move(tasks_.front());
     tasks_.pop_front();
-    absl::Status status;
-    if (task.group->status.ok()) {
-      ++num_running_;
+    ReadGroup& group = *task.group;
+    ++num_running_;
+    const auto unlocked = [&](const auto& step) {
+      if (!group.status.ok()) return;
       lock.unlock();
-      status = Attempt(*task.job.path, [&] { return Read(task.job, bounce); });
+      absl::Status status = Attempt(*group.jobs[task.first].path, step);
       lock.lock();
-      --num_running_;
+      if (group.status.ok()) group.status = std::move(status);
+    };
+    unlocked([&] { return ReadAll(task, memory); });
+    if (group.num_left == 1 && group.then != nullptr) {
+      unlocked([&] { return group.then(memory.scratch.data()); });
     }
-    if (task.group->status.ok()) task.group->status = std::move(status);
-    --task.group->num_left;
-    if (task.group->num_left == 0 || num_running_ == 0) has_news_.notify_all();
+    --group.num_left;
+    --num_running_;
+    if (group.num_left == 0 || num_running_ == 0) has_news_.notify_all();
   }
+}
+
+absl::Status RangeReader::ReadAll(const Task& task, Memory& memory) {
+  const auto wanted = static_cast<std::size_t>(task.group->scratch_nbytes);
+  if (memory.scratch.size() < wanted) memory.scratch.resize(wanted);
+  for (std::size_t i = task.first; i < task.stop; ++i) {
+    ReadJob job = task.group->jobs[i];
+    if (job.to == nullptr) job.to = memory.scratch.data() + job.tag;
+    if (absl::Status status = Read(job, memory.bounce); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status RangeReader::Read(const ReadJob& job, std::vector<std::byte>& bounce) {
@@ -130,7 +188,8 @@ int RangeReader::DirectFd(const ReadJob& job) {
 absl::Status RangeReader::ReadDirect(int fd, const ReadJob& job, std::vector<std::byte>& bounce) {
   const Index start = RoundDown(job.offset);
   const Index stop = RoundUp(job.offset + job.nbytes);
-  if (bounce.empty()) bounce.resize(static_cast<std::size_t>(kMaxRead + 3 * kDirectUnit));
+  const auto room = static_cast<std::size_t>(stop - start + kDirectUnit);
+  if (bounce.size() < room) bounce.resize(room);
   const auto address = reinterpret_cast<std::uintptr_t>(bounce.data());
   std::byte* aligned =
       bounce.data() + (kDirectUnit - static_cast<Index>(address % kDirectUnit)) % kDirectUnit;

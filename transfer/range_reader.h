@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -28,14 +29,20 @@ struct ReadJob {
   const std::string* path = nullptr;  // for errors; outlives the reader's use of it
   Index offset = 0;
   Index nbytes = 0;
-  std::byte* to = nullptr;
-  Index tag = 0;  // the caller's own
+  std::byte* to = nullptr;  // null: to memory of the thread, at `tag`
+  Index tag = 0;            // else the caller's own
 };
+
+// What is done with what has been read; `scratch`: the memory of the thread, if any was asked for.
+using AfterRead = std::function<absl::Status(const std::byte* scratch)>;
 
 // Jobs that are waited for together.
 struct ReadGroup {
-  std::size_t num_left = 0;
-  absl::Status status;  // the first error
+  std::vector<ReadJob> jobs;
+  AfterRead then;
+  Index scratch_nbytes = 0;
+  std::size_t num_left = 0;  // tasks
+  absl::Status status;       // the first error
 };
 
 class RangeReader {
@@ -44,15 +51,21 @@ class RangeReader {
     int num_threads = 4;
     // Past the page cache (O_DIRECT), where the file system can; through a buffer of the thread.
     bool direct = false;
+    // Has the kernel fetch what was submitted before a thread asks for it: short reads of a disk
+    // are then as many at a time as the disk takes, whatever the number of threads.
+    bool advises = false;
   };
 
   explicit RangeReader(const Options& options);
   // Waits until no thread writes any more.
   ~RangeReader();
 
-  // Jobs start in this order, each cut into reads of kMaxRead bytes. An error drops those of its
-  // group that have not started.
-  std::shared_ptr<ReadGroup> Submit(const std::vector<ReadJob>& jobs);
+  // Jobs start in this order, each cut into reads of kMaxRead bytes; short ones that follow each
+  // other are one thread's. An error drops those of its group that have not started. When all have
+  // been read, `then` runs in the thread that read last, which has them in its cache. With
+  // `scratch_nbytes`, memory for jobs without `to`, one thread reads them all.
+  std::shared_ptr<ReadGroup> Submit(const std::vector<ReadJob>& jobs, AfterRead then = nullptr,
+                                    Index scratch_nbytes = 0);
   // Whether the group is done, after at most `seconds`.
   bool WaitFor(const ReadGroup& group, double seconds);
   absl::Status StatusOf(const ReadGroup& group) const;
@@ -65,18 +78,28 @@ class RangeReader {
   static constexpr Index kMaxRead = Index{8} << 20;
 
  private:
+  // Jobs [first, stop) of a group.
   struct Task {
     std::shared_ptr<ReadGroup> group;
-    ReadJob job;
+    std::size_t first = 0;
+    std::size_t stop = 0;
+  };
+
+  // A thread's own memory.
+  struct Memory {
+    std::vector<std::byte> bounce;   // of direct reads
+    std::vector<std::byte> scratch;  // of groups
   };
 
   void Work();
+  absl::Status ReadAll(const Task& task, Memory& memory);
   absl::Status Read(const ReadJob& job, std::vector<std::byte>& bounce);
   absl::Status ReadDirect(int fd, const ReadJob& job, std::vector<std::byte>& bounce);
   // A second descriptor for direct reads; -1 where there can be none.
   int DirectFd(const ReadJob& job);
 
   const bool direct_;
+  const bool advises_;
   mutable std::mutex mutex_;
   std::condition_variable has_work_;
   std::condition_variable has_news_;

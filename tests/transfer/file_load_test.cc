@@ -3,6 +3,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -18,6 +20,7 @@
 #include "tests/lifecycle/random_log.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/transfer/pread_hook.h"
 #include "tests/transfer/written_files.h"
 
 namespace loadplan {
@@ -26,7 +29,9 @@ namespace {
 using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::IsOk;
 using ::loadplan::testing::kBFloat16;
+using ::loadplan::testing::kUint8;
 using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::PreadHook;
 using ::loadplan::testing::RandomLog;
 using ::loadplan::testing::StatusIs;
 using ::loadplan::testing::View;
@@ -229,6 +234,96 @@ TEST_F(FileLoadTest, AFileThatIsCutShortWhileItIsReadFailsTheSession) {
   for (std::size_t i = 0; i < 5; ++i) EXPECT_TRUE(IsOld(i)) << i;
   EXPECT_EQ(session_->report().state, SessionState::kFailed);
   EXPECT_FALSE((*load)->Step(0).ok() && !*(*load)->Step(0));
+}
+
+// Rows of `c`, among others, have been read when the change is seen, and none is written.
+TEST_F(FileLoadTest, AFileThatChangesWhileABatchIsReadLeavesWhatWasStaged) {
+  for (const bool is_cut_short : {false, true}) {
+    Reset();
+    const std::string path = written_.Write(tensors_);
+    auto load = Start({path}, {.num_threads = 1, .gap = 1000});
+    ASSERT_THAT(load, IsOk());
+    std::atomic<int> num_reads = 0;
+    const PreadHook hook([&](int fd, void* to, std::size_t nbytes, off_t offset) {
+      if (++num_reads == 20) {
+        const auto size = std::filesystem::file_size(path);
+        std::filesystem::resize_file(path, is_cut_short ? size / 3 : size + 1);
+      }
+      return PreadHook::Read(fd, to, nbytes, offset);
+    });
+    EXPECT_THAT(LoadAll(**load),
+                StatusIs(kDataLoss, AllOf(HasSubstr(path),
+                                          HasSubstr(is_cut_short ? "cut short" : "changed"))));
+    EXPECT_GE(num_reads, 20);
+    EXPECT_TRUE(IsOld(1));
+    EXPECT_TRUE(IsOld(2));
+    EXPECT_EQ(session_->report().state, SessionState::kFailed);
+    EXPECT_FALSE(session_->report().undefined.empty());
+  }
+}
+
+TEST_F(FileLoadTest, ReadsThatComeShortLeaveTheSameBytes) {
+  const std::string path = written_.Write(tensors_);
+  std::atomic<unsigned> num_reads = 0;
+  const PreadHook hook([&](int fd, void* to, std::size_t nbytes, off_t offset) -> ssize_t {
+    if (++num_reads % 5 == 0) {
+      errno = EINTR;
+      return -1;
+    }
+    return PreadHook::Read(fd, to, std::max<std::size_t>(1, nbytes - nbytes / 3), offset);
+  });
+  for (const Index gap : {Index{0}, Index{1} << 20}) {
+    Reset();
+    auto load = Start({path}, {.gap = gap});
+    ASSERT_THAT(load, IsOk());
+    ASSERT_THAT(LoadAll(**load), IsOk());
+    ExpectNewBytes();
+  }
+}
+
+// Runs of many lengths at odd offsets, to two places each, beside each other in one target.
+TEST(FileLoadColumnsTest, RunsOfEveryLengthLandByteForByte) {
+  constexpr Index kHeight = 67;
+  for (const Index run : {1, 3, 64, 191, 1024, 3584, 70'001}) {
+    const Index pitch = 8 * run + 5;
+    LiveLog log;
+    const View both = log.Target("both", {kHeight, 2 * run}, kUint8);
+    const View again = log.Target("again", {kHeight, run}, kUint8);
+    const View x = log.Source("x", {kHeight, pitch}, kUint8);
+    const View y = log.Source("y", {kHeight, pitch}, kUint8);
+    log.Copy(both.Slice(1, 0, run), x.Slice(1, 3, 3 + run));
+    log.Copy(both.Slice(1, run, 2 * run), y.Slice(1, 2 * run, 3 * run));
+    log.Copy(again, x.Slice(1, 3, 3 + run));
+    const auto bound = log.Bind().value();
+    const at::Tensor x_bytes = at::randint(256, {kHeight, pitch}, at::kByte);
+    const at::Tensor y_bytes = at::randint(256, {kHeight, pitch}, at::kByte);
+    WrittenFiles written;
+    const std::vector<std::string> paths = {
+        written.Write({{"pad", at::zeros({3}, at::kByte)}, {"x", x_bytes}, {"y", y_bytes}})};
+    for (const bool direct : {false, true}) {
+      for (const Index gap : {Index{-1}, Index{0}, Index{1} << 20}) {
+        for (const Index staging : {Index{1} << 18, Index{1} << 28}) {
+          ReloadSession session;
+          ASSERT_THAT(session.Start({}), IsOk());
+          ASSERT_THAT(session.Begin(bound, log.live()), IsOk());
+          for (const LiveTarget& target : log.live()) target.tensor.fill_(0);
+          const FileLoadOptions options{.direct = direct,
+                                        .max_staging_nbytes = staging,
+                                        .gap = gap,
+                                        .skips_undeclared = true};
+          auto load = FileLoad::Start(session, bound, paths, options);
+          ASSERT_THAT(load, IsOk());
+          ASSERT_THAT(LoadAll(**load), IsOk());
+          const at::Tensor x_run = x_bytes.slice(1, 3, 3 + run);
+          const at::Tensor y_run = y_bytes.slice(1, 2 * run, 3 * run);
+          ASSERT_TRUE(at::equal(log.live()[0].tensor, at::cat({x_run, y_run}, 1))) << run;
+          ASSERT_TRUE(at::equal(log.live()[1].tensor, x_run)) << run;
+          ASSERT_THAT(session.PrepareFinish(std::nullopt, log.live()), IsOk());
+          ASSERT_EQ(session.Finish()->nbytes, 3 * kHeight * run);
+        }
+      }
+    }
+  }
 }
 
 TEST_F(FileLoadTest, AFileThatChangesBetweenTwoBatchesFailsTheSession) {

@@ -2,6 +2,9 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
 #include <random>
 #include <string>
 #include <vector>
@@ -10,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/status_matchers.h"
+#include "tests/transfer/pread_hook.h"
 #include "tests/transfer/written_files.h"
 #include "transfer/checkpoint_files.h"
 
@@ -18,12 +22,15 @@ namespace {
 
 using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::IsOk;
+using ::loadplan::testing::PreadHook;
 using ::loadplan::testing::StatusIs;
 using ::loadplan::testing::WrittenFiles;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class RangeReaderTest : public ::testing::TestWithParam<bool> {
+enum class Way { kCached, kAdvised, kDirect };
+
+class RangeReaderTest : public ::testing::TestWithParam<Way> {
  protected:
   RangeReaderTest() {
     std::mt19937 gen(1);
@@ -34,16 +41,37 @@ class RangeReaderTest : public ::testing::TestWithParam<bool> {
   ReadJob Job(Index offset, Index nbytes, char* to) const {
     return {fd_.get(), &path_, offset, nbytes, reinterpret_cast<std::byte*>(to)};
   }
-  RangeReader::Options options() const { return {.num_threads = 3, .direct = GetParam()}; }
+  RangeReader::Options options() const {
+    return {.num_threads = 3,
+            .direct = GetParam() == Way::kDirect,
+            .advises = GetParam() == Way::kAdvised};
+  }
+  // All of `text_`, in reads of `nbytes`.
+  std::vector<ReadJob> Pieces(Index nbytes, std::string& buffer) const {
+    std::vector<ReadJob> jobs;
+    const auto size = static_cast<Index>(text_.size());
+    buffer.assign(text_.size(), '\0');
+    for (Index at = 0; at < size; at += nbytes) {
+      jobs.push_back(Job(at, std::min(nbytes, size - at), buffer.data() + at));
+    }
+    return jobs;
+  }
+  static void Wait(RangeReader& reader, const ReadGroup& group) {
+    while (!reader.WaitFor(group, 10)) {
+    }
+  }
 
   WrittenFiles written_;
   std::string text_ = std::string(static_cast<std::size_t>(RangeReader::kMaxRead) + 70'001, '\0');
   std::string path_;
   OwnedFd fd_;
 };
-INSTANTIATE_TEST_SUITE_P(Ways, RangeReaderTest, ::testing::Bool(), [](const auto& param) {
-  return std::string(param.param ? "Direct" : "Cached");
-});
+INSTANTIATE_TEST_SUITE_P(Ways, RangeReaderTest,
+                         ::testing::Values(Way::kCached, Way::kAdvised, Way::kDirect),
+                         [](const auto& param) -> std::string {
+                           if (param.param == Way::kCached) return "Cached";
+                           return param.param == Way::kAdvised ? "Advised" : "Direct";
+                         });
 
 TEST_P(RangeReaderTest, ReadsWhatWasAsked) {
   RangeReader reader(options());
@@ -95,6 +123,118 @@ TEST_P(RangeReaderTest, CancelLeavesNoThreadThatWrites) {
     const std::string then = buffer;
     ASSERT_EQ(buffer, then);
   }  // under a sanitizer, a thread that still wrote would be seen
+}
+
+TEST_P(RangeReaderTest, ThenRunsOnceWhenAllIsRead) {
+  RangeReader reader(options());
+  for (int round = 0; round < 20; ++round) {
+    std::string buffer;
+    std::atomic<int> num_calls = 0;
+    bool is_complete = false;
+    const auto group = reader.Submit(Pieces(4'000, buffer), [&](const std::byte*) {
+      ++num_calls;
+      is_complete = buffer == text_;
+      return absl::OkStatus();
+    });
+    Wait(reader, *group);
+    ASSERT_THAT(reader.StatusOf(*group), IsOk());
+    EXPECT_EQ(num_calls, 1);
+    EXPECT_TRUE(is_complete);
+  }
+}
+
+TEST_P(RangeReaderTest, MemoryOfTheThreadHoldsWhatHasNoPlace) {
+  RangeReader reader(options());
+  std::vector<std::shared_ptr<ReadGroup>> groups;
+  std::atomic<int> num_equal = 0;
+  for (Index nbytes = 100'000; nbytes <= 200'000; nbytes += 10'000) {
+    std::vector<ReadJob> jobs;
+    for (Index at = 0; at < nbytes; at += 100) {
+      jobs.push_back(Job(nbytes - at, 100, nullptr));
+      jobs.back().tag = at;
+    }
+    groups.push_back(reader.Submit(
+        jobs,
+        [&, nbytes](const std::byte* scratch) {
+          bool is_equal = true;
+          for (Index at = 0; at < nbytes; at += 100) {
+            const std::string_view got(reinterpret_cast<const char*>(scratch) + at, 100);
+            is_equal = is_equal && got == std::string_view(text_).substr(
+                                              static_cast<std::size_t>(nbytes - at), 100);
+          }
+          if (is_equal) ++num_equal;
+          return absl::OkStatus();
+        },
+        nbytes));
+  }
+  for (const auto& group : groups) {
+    Wait(reader, *group);
+    EXPECT_THAT(reader.StatusOf(*group), IsOk());
+  }
+  EXPECT_EQ(num_equal, 11);
+}
+
+TEST_P(RangeReaderTest, WhatThenSaysIsTheGroups) {
+  RangeReader reader(options());
+  std::string buffer;
+  const auto group = reader.Submit(Pieces(1 << 20, buffer),
+                                   [](const std::byte*) { return absl::AbortedError("no"); });
+  Wait(reader, *group);
+  EXPECT_THAT(reader.StatusOf(*group), StatusIs(absl::StatusCode::kAborted, HasSubstr("no")));
+}
+
+TEST_P(RangeReaderTest, AfterAnErrorThereIsNoThen) {
+  RangeReader reader(options());
+  std::string buffer;
+  std::atomic<int> num_calls = 0;
+  std::vector<ReadJob> jobs = Pieces(1 << 20, buffer);
+  jobs[2].offset = static_cast<Index>(text_.size()) - 10;
+  const auto group = reader.Submit(jobs, [&](const std::byte*) {
+    ++num_calls;
+    return absl::OkStatus();
+  });
+  Wait(reader, *group);
+  EXPECT_THAT(reader.StatusOf(*group),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("cut short")));
+  EXPECT_EQ(num_calls, 0);
+}
+
+TEST_P(RangeReaderTest, GoesOnAfterShortAndInterruptedReads) {
+  std::atomic<int> num_calls = 0;
+  const PreadHook hook([&](int fd, void* to, std::size_t nbytes, off_t offset) -> ssize_t {
+    const int call = num_calls++;
+    if (call % 3 == 0) {
+      errno = EINTR;
+      return -1;
+    }
+    if (call % 3 == 1) nbytes = std::max(nbytes / 2, std::size_t{1});
+    return PreadHook::Read(fd, to, nbytes, offset);
+  });
+  for (const Index nbytes : {Index{5'000}, Index{70'000}}) {
+    RangeReader reader(options());
+    std::string buffer;
+    const auto group = reader.Submit(Pieces(nbytes, buffer));
+    Wait(reader, *group);
+    ASSERT_THAT(reader.StatusOf(*group), IsOk());
+    ASSERT_EQ(buffer, text_);
+  }
+  EXPECT_GT(num_calls, 3'000);
+}
+
+TEST_P(RangeReaderTest, SaysWhatAReadFailedWith) {
+  std::atomic<int> num_calls = 0;
+  const PreadHook hook([&](int fd, void* to, std::size_t nbytes, off_t offset) -> ssize_t {
+    if (++num_calls < 5) return PreadHook::Read(fd, to, nbytes, offset);
+    errno = EIO;
+    return -1;
+  });
+  RangeReader reader(options());
+  std::string buffer;
+  const auto group = reader.Submit(Pieces(4'000, buffer));
+  Wait(reader, *group);
+  EXPECT_THAT(reader.StatusOf(*group), StatusIs(absl::StatusCode::kDataLoss,
+                                                AllOf(HasSubstr("`" + path_ + "` cannot be read"),
+                                                      HasSubstr("nput/output"))));
 }
 
 }  // namespace
