@@ -27,8 +27,10 @@ constexpr Index kCachedBatch = Index{1} << 20;
 constexpr Index kDiskBatch = Index{16} << 20;
 constexpr int kMaxThreads = 8;
 
-// One more read of a file in the page cache, and of one on a solid-state disk while some other
-// reads are under way. Measured by bench/load_files.py --costs.
+// One more read of a file in the page cache: a call. One more of a solid-state disk that has
+// hundreds of reads to do: its share of the disk, not the time that one takes. The second is for
+// disks of 1 to 7 GB/s and 80 thousand to a million short reads a second, whose gaps go from 1 to
+// 90 KB; see docs/transfer.md. bench/load_files.py --gaps shows what other limits cost.
 constexpr ReadCost kCached{0.5e-6, 8e9};
 constexpr ReadCost kOnDisk{13e-6, 1.25e9};
 
