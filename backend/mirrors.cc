@@ -47,8 +47,8 @@ bool MirrorBook::PutBack(Before& before) {
 void MirrorBook::PutBack(const std::vector<Mirror>& found) {
   for (const Mirror& mirror : found) {
     if (!mirror.before.defined()) continue;
-    const auto [entry, is_new] =
-        before_.try_emplace(mirror.storage._unsafe_get_target(), Before{mirror.storage, mirror.before});
+    const auto [entry, is_new] = before_.try_emplace(mirror.storage._unsafe_get_target(),
+                                                     Before{mirror.storage, mirror.before});
     if (!is_new || !mirror.name.empty()) PutBack(entry->second);
   }
 }

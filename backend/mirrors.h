@@ -26,16 +26,16 @@ namespace loadplan {
 // What an operator of the first pass wrote into one for real is put back once it is known that the
 // tensor was there before that pass: an attribute showed it, or another pass writes it as well. A
 // tensor that `empty` made in the pass, or that one pass writes and the next does not (a table in
-// an `lru_cache`), keeps what it was given. Where passes make a new tensor each time, names that are
-// copied into it go through the loader.
+// an `lru_cache`), keeps what it was given. Where passes make a new tensor each time, names that
+// are copied into it go through the loader.
 struct Mirror {
   c10::weak_intrusive_ptr<c10::StorageImpl> storage;
-  std::string what;                 // "a tensor of shape [4] and dtype float32"
-  std::string name;                 // of an attribute that showed it before the pass; may be ""
-  std::string writer;               // "`aten::copy_`"; with the loader's line where it was traced
-  at::Tensor before;                // its bytes before the pass wrote it for real; may be undefined
-  std::vector<ReadRecord> copies;   // what was recorded and not run on it
-  bool has_history = false;         // the log knows it: not all that was written is a constant
+  std::string what;                // "a tensor of shape [4] and dtype float32"
+  std::string name;                // of an attribute that showed it before the pass; may be ""
+  std::string writer;              // "`aten::copy_`"; with the loader's line where it was traced
+  at::Tensor before;               // its bytes before the pass wrote it for real; may be undefined
+  std::vector<ReadRecord> copies;  // what was recorded and not run on it
+  bool has_history = false;        // the log knows it: not all that was written is a constant
 };
 
 // The mirrors of a trace, from pass to pass.

@@ -97,9 +97,9 @@ void WithScalarInPlace(Stack& stack) {
 }
 void DivRounding(Stack& stack) {
   const auto mode = stack[2].toOptional<std::string>();
-  Return(stack, at::meta::div(stack[0].toTensor(), stack[1].toTensor(),
-                              mode.has_value() ? std::optional<c10::string_view>(*mode)
-                                               : std::nullopt));
+  Return(stack,
+         at::meta::div(stack[0].toTensor(), stack[1].toTensor(),
+                       mode.has_value() ? std::optional<c10::string_view>(*mode) : std::nullopt));
 }
 
 template <at::Tensor (*kMeta)(const at::Tensor&, at::IntArrayRef, bool)>
@@ -121,7 +121,8 @@ void WholeReduction(Stack& stack) {
   Return(stack, kMeta(stack[0].toTensor(), at::IntArrayRef(), false,
                       stack[1].toOptional<at::ScalarType>()));
 }
-// The composite kernel of `softmax` casts first, but for half on CUDA, where the result is the same.
+// The composite kernel of `softmax` casts first, but for half on CUDA, where the result is the
+// same.
 void Softmax(Stack& stack) {
   const auto dtype = stack[2].toOptional<at::ScalarType>();
   at::Tensor self = stack[0].toTensor();

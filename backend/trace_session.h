@@ -147,7 +147,7 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
 
  private:
   struct RealStorage {
-    StorageId id = -1;  // -1: not in the log
+    StorageId id = -1;                                  // -1: not in the log
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
     std::vector<std::int32_t> stale_copies;             // records that were not run on the memory
     // Of what is no target: see Mirror.

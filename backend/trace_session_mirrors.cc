@@ -81,10 +81,14 @@ std::vector<Mirror> TraceSession::LiveMirrors() const {
     if (IsTarget(real.id) || (real.stale_copies.empty() && !real.has_run)) continue;
     const auto strong = real.storage.lock();
     if (strong == nullptr || strong.use_count() == 1) continue;
-    Mirror& mirror = mirrors.emplace_back(
-        Mirror{real.storage, real.what, real.name,
-               real.traced_writer.empty() ? real.writer : real.traced_writer, real.before, {},
-               real.id >= 0});
+    Mirror& mirror =
+        mirrors.emplace_back(Mirror{real.storage,
+                                    real.what,
+                                    real.name,
+                                    real.traced_writer.empty() ? real.writer : real.traced_writer,
+                                    real.before,
+                                    {},
+                                    real.id >= 0});
     for (const std::int32_t copy : real.stale_copies) {
       const CopyRecord& record = log_.copies[static_cast<std::size_t>(copy)];
       mirror.copies.push_back({real.id, record.map.ToLayout(), record.to_dtype});

@@ -3,161 +3,33 @@
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
-#include <cctype>
 #include <chrono>
 #include <functional>
 #include <optional>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "backend/content_digests.h"
 #include "backend/convert.h"
-#include "backend/loader_line.h"
-#include "backend/mirrors.h"
 #include "backend/mode.h"
-#include "backend/stand_ins.h"
-#include "backend/trace_session.h"
 #include "backend/trace_tensor.h"
+#include "backend/tracer_state.h"
 #include "backend/watcher.h"
-#include "plan/load_plan_builder.h"
 #include "plan/resolve.h"
 
 namespace loadplan {
 namespace {
-
-// `experts.12.w2.scale` -> `experts.#.w2.scale`: names that fail for the same reason.
-std::string PatternOf(const std::string& name) {
-  std::string pattern;
-  for (const char c : name) {
-    const bool digit = std::isdigit(static_cast<unsigned char>(c)) != 0;
-    if (digit && !pattern.empty() && pattern.back() == '#') continue;
-    pattern.push_back(digit ? '#' : c);
-  }
-  return pattern;
-}
 
 using Clock = std::chrono::steady_clock;
 double SecondsSince(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// Names of one pattern that may fail one by one; after that the pattern is given up whole.
-constexpr int kFailuresOfOnePattern = 2;
-
 // Runs of one round of exploring that the loader may end by an exception.
 constexpr int kFailuresOfOneRound = 6;
 
 }  // namespace
-
-struct Tracer::State {
-  std::vector<SourceMeta> metas;
-  std::unique_ptr<MirrorBook> mirrors;
-  std::shared_ptr<const TargetSet> targets;    // of the last pass that BuildPlan may use
-  std::shared_ptr<TraceSession> session;       // of the current pass
-  std::shared_ptr<TraceSession> last_session;  // of the last pass that ended
-  std::vector<PassTensor> pass;
-  std::vector<std::int32_t> sources_of_pass;
-  std::vector<StorageId> source_storages;  // per meta; -1: not in the pass
-  absl::flat_hash_map<std::int32_t, std::string> fallbacks;
-  absl::flat_hash_map<std::string, int> failures;  // per pattern
-  std::int32_t current = -1;
-  bool has_marked = false;  // whether MarkFallback gave a name of the current pass up
-  int num_passes = 0;
-  std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> storages;  // parallel to metas
-  std::vector<StorageId> last_storages;  // of `last_session`, per meta; -1: not in that pass
-  std::weak_ptr<TraceSession> ended;     // the pass that ended last, of whatever kind
-  // What exploring shows, and the answers of each round that was complete.
-  std::optional<Exploration> exploration;
-  std::vector<std::shared_ptr<StandIns>> rounds;
-  std::shared_ptr<StandIns> stand_ins;  // of the round that is not complete
-  int failures_of_round = 0;
-  bool is_explored = false;
-  std::optional<FallbackCall> fallback_call;
-  std::vector<Mirror> mirrors_of_pass;  // of the last complete one
-  bool is_whole = false;  // every name goes through the loader, whatever the log says
-  Clock::time_point pass_began;
-  double trace_seconds = 0;  // of all passes
-
-  absl::Status Begin(const std::function<bool(std::int32_t)>& takes_part,
-                     std::shared_ptr<StandIns> answers = nullptr);
-  void NoteRefusals(const TraceSession& explored);
-  void End();
-  std::vector<std::int32_t> Live() const;
-  bool GiveUp(std::int32_t source, const std::string& reason);
-  bool GiveUpRefused();
-  bool GiveUpMirrored(const TraceSession& of, const std::vector<Mirror>& left);
-  void LetAllFallBack(const std::string& reason);
-};
-
-// Whether the name was not given up before.
-bool Tracer::State::GiveUp(std::int32_t source, const std::string& reason) {
-  if (!fallbacks.emplace(source, reason).second) return false;
-  const std::string pattern = PatternOf(metas[static_cast<std::size_t>(source)].name);
-  if (++failures[pattern] < kFailuresOfOnePattern) return true;
-  for (std::size_t i = 0; i < metas.size(); ++i) {
-    if (PatternOf(metas[i].name) != pattern) continue;
-    fallbacks.emplace(static_cast<std::int32_t>(i), reason);
-  }
-  return true;
-}
-
-static bool HasNames(const SymbolicMemory& memory, const RefusalRecord& refusal) {
-  return std::ranges::any_of(refusal.inputs, [&](const ReadRecord& read) {
-    return read.storage >= 0 &&
-           !memory.NamesBehind(read.storage, read.layout.Span(), refusal.time).empty();
-  });
-}
-
-// Gives up every name behind a refusal of the last pass; whether there was a new one.
-bool Tracer::State::GiveUpRefused() {
-  const RecordLog& log = last_session->log();
-  bool found = false;
-  const SymbolicMemory memory(log);
-  const auto give_up = [&](const ReadRecord& read, Index time, const std::string& reason) {
-    if (read.storage < 0) return;
-    for (const std::int32_t name : memory.NamesBehind(read.storage, read.layout.Span(), time))
-      found |= GiveUp(name, reason);
-  };
-  for (const RefusalRecord& refusal : log.refusals) {
-    const std::string reason = refusal.reason + AtLine(refusal.where);
-    const std::size_t before = fallbacks.size();
-    for (const ReadRecord& read : refusal.inputs) give_up(read, refusal.time, reason);
-    // Of a mirror, which has no name to be left out.
-    if (fallbacks.size() == before && !mirrors->empty() && !HasNames(memory, refusal))
-      LetAllFallBack(reason);
-  }
-  return found;
-}
-
-// Gives up the names behind what is `left`; all of them, where an operator fills one with bytes that no
-// name stands behind. Whether there was a new one.
-bool Tracer::State::GiveUpMirrored(const TraceSession& of, const std::vector<Mirror>& left) {
-  const SymbolicMemory memory(of.log());
-  const auto time = static_cast<Index>(of.log().copies.size());
-  bool found = false;
-  for (const Mirror& mirror : left) {
-    const std::string where = absl::StrCat(mirror.what, " that is no target and outlives load_weights");
-    absl::flat_hash_set<std::int32_t> names;
-    for (const ReadRecord& copy : mirror.copies) {
-      for (const std::int32_t name : memory.NamesBehind(copy.storage, copy.layout.Span(), time))
-        names.insert(name);
-    }
-    for (const std::int32_t name : names)
-      found |= GiveUp(name, absl::StrCat(mirror.writer, " takes it into ", where));
-    const bool is_made_anew = !mirror.has_history && mirror.name.empty();
-    if (!names.empty() || is_made_anew) continue;
-    LetAllFallBack(absl::StrCat(mirror.writer, " changes ", where));
-  }
-  return found;
-}
-
-void Tracer::State::LetAllFallBack(const std::string& reason) {
-  for (std::size_t i = 0; i < metas.size(); ++i)
-    fallbacks.emplace(static_cast<std::int32_t>(i), reason);
-  is_whole = is_explored = true;
-}
 
 Tracer::Tracer() : state_(std::make_unique<State>()) {}
 Tracer::~Tracer() {
@@ -255,7 +127,8 @@ bool Tracer::EndExploring(const std::string& error) {
   if (!error.empty()) {
     state.exploration->error = error;
     // A value that the loader refuses would fail an eager load as well.
-    state.is_explored = !state.stand_ins->Turn() || ++state.failures_of_round == kFailuresOfOneRound;
+    state.is_explored =
+        !state.stand_ins->Turn() || ++state.failures_of_round == kFailuresOfOneRound;
     return false;
   }
   state.NoteRefusals(*session);
@@ -274,21 +147,6 @@ bool Tracer::EndExploring(const std::string& error) {
   state.failures_of_round = 0;
   state.is_explored |= state.rounds.size() == StandIns::kNumRounds;
   return false;
-}
-
-// Names whose values were read only because others were there.
-void Tracer::State::NoteRefusals(const TraceSession& explored) {
-  const RecordLog& log = explored.log();
-  const SymbolicMemory memory(log);
-  for (const RefusalRecord& refusal : log.refusals) {
-    const std::string reason = refusal.reason + AtLine(refusal.where);
-    for (const ReadRecord& read : refusal.inputs) {
-      if (read.storage < 0) continue;
-      for (const std::int32_t name :
-           memory.NamesBehind(read.storage, read.layout.Span(), refusal.time))
-        fallbacks.emplace(name, reason);
-    }
-  }
 }
 
 at::Tensor Tracer::StandIn(const at::Tensor& tensor, const std::string& op,
@@ -491,8 +349,7 @@ PassVerdict Tracer::EndPass(const std::string& error) {
     // What a frame of the error holds is no mirror.
     state.mirrors_of_pass = state.last_session->LiveMirrors();
     std::vector<Mirror> left = state.mirrors_of_pass;
-    const absl::StatusOr<bool> settled =
-        state.mirrors->Settle(state.last_session->log(), left);
+    const absl::StatusOr<bool> settled = state.mirrors->Settle(state.last_session->log(), left);
     if (!settled.ok()) return {PassVerdict::kRefuse, std::string(settled.status().message())};
     repeat |= *settled;
     repeat |= state.GiveUpMirrored(*state.last_session, left);
@@ -506,9 +363,9 @@ PassVerdict Tracer::EndPass(const std::string& error) {
           : absl::StrCat("at checkpoint tensor `",
                          state.metas[static_cast<std::size_t>(state.current)].name, "`");
   if (!state.mirrors->empty() && !state.metas.empty()) {
-    state.LetAllFallBack(absl::StrCat("the loader changes `", state.mirrors->first(),
-                                      "`, which is no target and outlives load_weights, and then: ",
-                                      error));
+    state.LetAllFallBack(
+        absl::StrCat("the loader changes `", state.mirrors->first(),
+                     "`, which is no target and outlives load_weights, and then: ", error));
     return {};
   }
   return {PassVerdict::kRefuse, absl::StrCat("load_weights failed ", name, " while it was traced: ",

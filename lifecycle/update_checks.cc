@@ -39,9 +39,9 @@ std::string BareText(const std::string& name, Index nbytes, Index total_nbytes) 
 absl::Status CheckRequired(const TracedPlan& traced, std::span<const std::string> required) {
   const LoadPlan& plan = traced.plan;
   for (const std::string& pattern : required) {
-    const bool matches = std::ranges::any_of(plan.declared_targets(), [&](const TargetTensor& target) {
-      return MatchesPattern(pattern, target.name);
-    });
+    const bool matches = std::ranges::any_of(
+        plan.declared_targets(),
+        [&](const TargetTensor& target) { return MatchesPattern(pattern, target.name); });
     if (!matches) {
       return absl::InvalidArgumentError(
           absl::StrCat("`required` pattern `", pattern, "` names no target; correct it"));

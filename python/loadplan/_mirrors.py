@@ -48,9 +48,7 @@ class Attributes:
         for attribute in self._attributes:
             module = attribute.module()
             value = None if module is None else vars(module).get(attribute.key)
-            if not isinstance(value, Tensor) or (
-                storage_of(value) != storage_of(attribute.mirror)
-            ):
+            if not isinstance(value, Tensor) or (storage_of(value) != storage_of(attribute.mirror)):
                 raise RuntimeError(
                     f"`{attribute.name}`, which is no target and which the loader wrote when the "
                     "plan was made, is another tensor now; put it back or plan again"

@@ -53,7 +53,7 @@ def make_tracer(targets: Targets, metas: list[ParamMeta]) -> Any:
 
 
 def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ...]:
-    """Passes until the library has all that it needs.  Returns what the loader rebound, put back."""
+    """All passes that the library needs.  Returns what the loader rebound, put back."""
     rebound = complete_pass(tracer, targets, names)
     while explore(tracer, targets, names):
         rebound = complete_pass(tracer, targets, names)

@@ -13,9 +13,9 @@
 namespace loadplan {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::BytesOf;
 using testing::EntryOf;
+using ::testing::HasSubstr;
 using testing::TracedLoader;
 
 class Mirrors : public ::testing::Test {
@@ -36,9 +36,9 @@ class Mirrors : public ::testing::Test {
     return -1;
   }
 
-  std::vector<std::string> NamesOfMirrors() const {
+  std::vector<std::string> NamesOfMirrors() {
     std::vector<std::string> names;
-    for (const LiveTarget& target : const_cast<TracedLoader&>(loader_).tracer().targets()->targets()) {
+    for (const LiveTarget& target : loader_.tracer().targets()->targets()) {
       if (target.is_mirror) names.push_back(target.name);
     }
     return names;
