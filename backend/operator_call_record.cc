@@ -4,9 +4,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <exception>
-#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -20,19 +18,6 @@
 #include "geometry/overlap.h"
 
 namespace loadplan {
-namespace {
-
-// Meta kernels, some of them written in Python, refuse in words of their own.
-bool SaysThatMetaHasNoValues(std::string_view error) {
-  constexpr std::string_view kWords[] = {
-      "meta tensor",    "Meta tensor",    "register_meta", "data-dependent",
-      "data dependent", "'Meta' backend", "on meta",       "Cannot copy out of meta"};
-  return std::ranges::any_of(
-      kWords, [&](std::string_view words) { return error.find(words) != std::string_view::npos; });
-}
-
-}  // namespace
-
 // `tensor`, on the trace device, holds `value` from now on. A factory makes an empty one first and
 // lets its operator give it a size.
 void OperatorCall::RecordMutated(const at::Tensor& tensor, const at::Tensor& value) {
