@@ -140,7 +140,7 @@ void RegisterViews(torch::Library& m) {
   m.impl("view", TORCH_FN(kernels::view));
   // Torch's own: views, and a copy of each.
   namespace parts = at::compositeexplicitautogradnonfunctional;
-  m.impl("split_copy.Tensor", TORCH_FN(parts::split_copy_symint));
+  m.impl("split_copy.Tensor", TORCH_FN(parts::split_copy));
   m.impl("unbind_copy.int", TORCH_FN(parts::unbind_copy));
   m.impl("view_as_complex", TORCH_FN(kernels::view_as_complex));
   m.impl("view_as_real", TORCH_FN(kernels::view_as_real));
