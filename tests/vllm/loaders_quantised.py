@@ -171,11 +171,25 @@ quantised(
     unfuse=_same,
 )
 quantised("llama_ct_fp8_kv", dict(_CT, kv_cache_scheme=_bits(8, "float", "tensor")), unfuse=_same)
+
+
+def _scales_of_heads(metas, config):
+    """As LLM Compressor stores them."""
+    heads = {"q_scale": config.num_attention_heads}
+    out = {}
+    for key, (shape, dtype) in metas.items():
+        if ".attn." in key:
+            count = heads.get(key.rsplit(".", 1)[1], config.num_key_value_heads)
+            shape = (count, 1, 1)
+        out[key] = (shape, dtype)
+    return out
+
+
 quantised(
     "llama_ct_fp8_kv_heads",
     dict(_CT, kv_cache_scheme=_bits(8, "float", "attn_head")),
     unfuse=_same,
-    tp=(4,),
+    metas=_scales_of_heads,
 )
 _FP4 = _bits(4, "float", "tensor_group", group_size=16)
 quantised(
