@@ -143,7 +143,8 @@ absl::Status PlanExecutor::Convert(std::int32_t entry, const ByteSide& from, Ind
 
 absl::StatusOr<std::optional<PlacedPart>> PlanExecutor::PlacesOf(std::int32_t entry,
                                                                  const StridedMap& held) {
-  if (queue_ != nullptr) return std::nullopt;
+  // What waits for a device is on its stream.
+  if (queue_ != nullptr && !queue_->device().is_for_many) return std::nullopt;
   PlacedPart placed;
   if (held.nbytes() == 0) return placed;
   const ByteRange range = held.ToSpan();

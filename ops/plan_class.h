@@ -138,7 +138,8 @@ class LoadPlanClass : public torch::CustomClassHolder {
   // Names, and all bytes of each.
   std::tuple<Strings, Tensors> mirrors() const {
     std::tuple<Strings, Tensors> result;
-    for (const LiveTarget& target : bound()->targets->targets()) {
+    if (bound_ == nullptr) return result;  // a saved plan has none
+    for (const LiveTarget& target : bound_->targets->targets()) {
       if (!target.is_mirror) continue;
       std::get<0>(result).push_back(target.name);
       std::get<1>(result).push_back(target.tensor);

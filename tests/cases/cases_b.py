@@ -1739,10 +1739,13 @@ def case_wrapper_that_quantises_what_is_copied():
         module.get_parameter(name).data.copy_(w)
 
     ck = {"w": rnd((3, 4), F32, 5), "b": rnd((3,), F32, 6)}
-    # What a wrapper computes inside itself is hidden from the trace; `b` comes in the same call.
-    names = {"w": "fallback", "b": "either"}
     return make_case(
-        checkpoint=ck, names=names, required=["b"], value_read=["w"], **wrapped(load_one)
+        checkpoint=ck,
+        names={"w": "fallback", "b": "direct"},
+        derived=["w"],
+        required=["b"],
+        value_read=["w"],
+        **wrapped(load_one),
     )
 
 
