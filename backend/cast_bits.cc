@@ -1,11 +1,13 @@
 #include "backend/cast_bits.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/TensorIterator.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <bit>
@@ -79,15 +81,16 @@ CastBits Ask(at::ScalarType from, at::ScalarType to) {
   const at::Tensor in_rows = at::empty(probe.sizes(), at::TensorOptions(to)).copy_(probe);
   const at::Tensor one_by_one = ConvertOneByOne(probe, to);
   const at::Tensor once = probe.slice(0, 0, probe.numel() / 64);
+  const bool is_equal = at::equal(Bits(in_rows), Bits(one_by_one));
   for (const int64_t length : {1, 3, 7}) {
     for (int64_t start = 0; start + length <= once.numel(); start += length) {
       const at::Tensor row = at::empty({length}, at::TensorOptions(to));
       row.copy_(once.slice(0, start, start + length));
       if (!at::equal(Bits(row), Bits(in_rows).slice(0, start, start + length)))
-        return CastBits::kByPosition;
+        return is_equal ? CastBits::kLastOfRow : CastBits::kByPosition;
     }
   }
-  return at::equal(Bits(in_rows), Bits(one_by_one)) ? CastBits::kEqual : CastBits::kByRow;
+  return is_equal ? CastBits::kEqual : CastBits::kByRow;
 }
 
 }  // namespace
@@ -119,31 +122,81 @@ CastBits CastBitsOf(at::ScalarType from, at::ScalarType to) {
   return static_cast<CastBits>(bits - 1);
 }
 
+namespace {
+
+// As at::native::copy_ builds it.
+at::TensorIterator CopyIterator(const at::Tensor& to, const at::Tensor& from) {
+  // Dimensions of one item are not merged on meta; their strides would count.
+  const at::Tensor output = MetaLike(to).squeeze();
+  const at::Tensor input = MetaLike(from).expand(to.sizes()).squeeze();
+  return at::TensorIteratorConfig()
+      .set_check_mem_overlap(false)
+      .add_output(output)
+      .add_const_input(input)
+      .resize_outputs(false)
+      .check_all_same_dtype(false)
+      .check_all_same_device(false)
+      .build();
+}
+
+// Whether no row of `to.copy_(from)`, nor what a thread gets of one, ends within a vector.
+bool FillsVectors(const at::Tensor& to, const at::Tensor& from) {
+  constexpr int64_t kItems = 64;  // a multiple of every vector
+  if (to.dim() == 0 || to.numel() < kItems) return false;
+  const ModeOff mode_off;
+  if (CopyIterator(to, from).shape()[0] % kItems != 0) return false;
+  const int64_t grain = at::internal::GRAIN_SIZE;
+  const int64_t threads = std::min<int64_t>(at::get_num_threads(), at::divup(to.numel(), grain));
+  return at::divup(to.numel(), threads) % kItems == 0;
+}
+
+}  // namespace
+
 bool ConvertsScattered(const at::Tensor& to, const at::Tensor& from) {
   // A tensor without dimensions has no row; one item in a dimension is a row.
   if (to.dim() == 0) return true;
   if (to.numel() < 2) return false;
   const ModeOff mode_off;
-  // Dimensions of one item are not merged on meta; their strides would count.
-  const at::Tensor output = MetaLike(to).squeeze();
-  const at::Tensor input = MetaLike(from).expand(to.sizes()).squeeze();
-  // As at::native::copy_ builds it.
-  const at::TensorIterator items = at::TensorIteratorConfig()
-                                       .set_check_mem_overlap(false)
-                                       .add_output(output)
-                                       .add_const_input(input)
-                                       .resize_outputs(false)
-                                       .check_all_same_dtype(false)
-                                       .check_all_same_device(false)
-                                       .build();
+  const at::TensorIterator items = CopyIterator(to, from);
   return items.strides(0)[0] != static_cast<int64_t>(to.element_size()) ||
          items.strides(1)[0] != static_cast<int64_t>(from.element_size());
 }
 
+namespace {
+
+// Without dimensions, an item is the last of its row where such differ.
+bool IsScatteredOf(const at::Tensor& to, const at::Tensor& from) {
+  return to.dim() > 0 && ConvertsScattered(to, from);
+}
+
+}  // namespace
+
+bool CastIsMovable(const at::Tensor& to, const at::Tensor& from, bool* scattered) {
+  *scattered = false;
+  switch (CastBitsOf(from.scalar_type(), to.scalar_type())) {
+    case CastBits::kEqual:
+      return true;
+    case CastBits::kByRow:
+      *scattered = ConvertsScattered(to, from);
+      return true;
+    case CastBits::kLastOfRow:
+      *scattered = IsScatteredOf(to, from) || FillsVectors(to, from);
+      return *scattered;
+    case CastBits::kByPosition:
+      *scattered = IsScatteredOf(to, from);
+      return *scattered;
+  }
+  return false;
+}
+
 void CopyConverting(const at::Tensor& to, const at::Tensor& from, const CastStep& step) {
-  const bool matters = to.is_cpu() && from.is_cpu() &&
-                       CastBitsOf(from.scalar_type(), to.scalar_type()) == CastBits::kByRow;
-  if (!matters || ConvertsScattered(to, from) == step.scattered) {
+  const CastBits bits = to.is_cpu() && from.is_cpu()
+                            ? CastBitsOf(from.scalar_type(), to.scalar_type())
+                            : CastBits::kEqual;
+  const bool is_scattered =
+      bits == CastBits::kByRow ? ConvertsScattered(to, from) : IsScatteredOf(to, from);
+  if (bits == CastBits::kEqual || is_scattered == step.scattered ||
+      (bits == CastBits::kLastOfRow && step.scattered && FillsVectors(to, from))) {
     to.copy_(from);
     return;
   }

@@ -5,11 +5,12 @@
 //   p.copy_(w.to(torch.bfloat16).t())     w float32, with a NaN in it
 //
 // torch converts items that lie in a row with vector instructions and others one by one. Numbers
-// come out equal, NaN does not: 0xffff from the first, 0x7fc0 from the second (x86, float32 ->
-// bfloat16). A plan moves an item by another way than the loader (here: straight from rows of w
-// into columns of p), so a cast remembers how the eager call converted (CastStep::scattered).
-// For some pairs the last items of a row, which fill no vector, differ as well; such a cast is an
-// operator program, which runs on the tensor that the eager call had.
+// that fit come out equal, NaN does not: 0xffff from the first, 0x7fc0 from the second (x86,
+// float32 -> bfloat16). A plan moves an item by another way than the loader (here: straight from
+// rows of w into columns of p), so a cast remembers how the eager call converted
+// (CastStep::scattered). For some pairs the last items of a row, which fill no vector, differ as
+// well (half -> float32 with AVX512); where there are such, the cast is an operator program, which
+// runs on the tensor that the eager call had.
 //
 // Which pairs these are is asked of torch, once for each pair, by converting NaN.
 #ifndef LOADPLAN_BACKEND_CAST_BITS_H_
@@ -27,7 +28,8 @@ namespace loadplan {
 enum class CastBits : std::uint8_t {
   kEqual,       // the same bits wherever an item lies
   kByRow,       // one kind of bits in a row, another for scattered items
-  kByPosition,  // the place in the row matters too
+  kLastOfRow,   // as kEqual, but for the last items of a row
+  kByPosition,  // one kind in a row, another for its last items or for scattered ones
 };
 
 // A dtype of whole numbers to compare items by: equal bits are equal, NaN or not. Of the size of
@@ -40,6 +42,10 @@ LOADPLAN_API CastBits CastBitsOf(at::ScalarType from, at::ScalarType to);
 // Whether `to.copy_(from)` converts item by item and not in rows. Reads sizes and strides only;
 // `from` may have to be broadcast.
 LOADPLAN_API bool ConvertsScattered(const at::Tensor& to, const at::Tensor& from);
+
+// How a record of `to.copy_(from)` can say what bits NaN has: by `*scattered`. False: it cannot, as
+// last items of rows differ.
+LOADPLAN_API bool CastIsMovable(const at::Tensor& to, const at::Tensor& from, bool* scattered);
 
 // `to.copy_(from)` with the NaN bits of `step`. Of equal sizes.
 LOADPLAN_API void CopyConverting(const at::Tensor& to, const at::Tensor& from,

@@ -125,6 +125,20 @@ at::Tensor RecordedProgram(TraceSession& session, const at::Tensor& self,
   return std::move(stack.back()).toTensor();
 }
 
+// `self.copy_(src)` whose NaN has bits that depend on where a row ends.
+void RecordUnmovableCast(TraceSession& session, const at::Tensor& self, const at::Tensor& src) {
+  if (self.sizes() == src.sizes() && self.strides() == src.strides() &&
+      src.is_non_overlapping_and_dense()) {
+    const at::Tensor converted = RecordedProgram(session, src, self.scalar_type(), std::nullopt);
+    return session.RecordCopy(self, converted, /*ran=*/false);
+  }
+  constexpr char kWhy[] = "casts rows whose last items torch converts in a way of its own";
+  session.RecordRefusal("aten::copy_", kWhy, std::nullopt, {src});
+  if (session.stand_ins() != nullptr) return session.RecordCopy(self, src, /*ran=*/false);
+  TORCH_CHECK(false, "`aten::copy_` into ", session.Describe(self), " ", kWhy,
+              ", which cannot be planned; copy `.to(dtype)` of it");
+}
+
 // Live bytes that nothing wrote: runs, and the result remembers where it came from.
 template <typename Run>
 at::Tensor RunAndRecord(TraceSession& session, const at::Tensor& self, const Run& run) {
@@ -184,6 +198,11 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
     return self;
   }
   if (to.storage == from.storage && CopiesOntoItself(*session, self, src)) return self;
+  bool scattered = false;
+  if (!self.is_cuda() && self.numel() > 0 && !CastIsMovable(self, src, &scattered)) {
+    RecordUnmovableCast(*session, self, src);
+    return self;
+  }
   session->RecordCopy(self, src, /*ran=*/false);
   return self;
 }
@@ -245,8 +264,8 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
                     non_blocking, memory_format);
   }
   const bool to_trace = device.has_value() && device->is_privateuseone();
-  if (touch != Touch::kPlain &&
-      CastBitsOf(self.scalar_type(), dtype.value_or(self.scalar_type())) == CastBits::kByPosition) {
+  const CastBits bits = CastBitsOf(self.scalar_type(), dtype.value_or(self.scalar_type()));
+  if (touch != Touch::kPlain && (bits == CastBits::kByPosition || bits == CastBits::kLastOfRow)) {
     return RecordedProgram(*session, self, dtype, memory_format);
   }
   if (touch == Touch::kPlain || (touch == Touch::kKnown && !to_trace)) {

@@ -197,9 +197,7 @@ void TraceSession::RecordCopy(const at::Tensor& to, const at::Tensor& from, bool
   MapSide from_side = BroadcastSide(from, shape);
   record.map = StridedMap::Unchecked(std::move(shape), SideOf(to), std::move(from_side),
                                      /*is_cast=*/record.to_dtype != record.from_dtype);
-  record.scattered = record.map.is_cast() &&
-                     CastBitsOf(from.scalar_type(), to.scalar_type()) == CastBits::kByRow &&
-                     ConvertsScattered(to, from);
+  if (record.map.is_cast()) (void)CastIsMovable(to, from, &record.scattered);
   const std::lock_guard<std::mutex> lock(mutex_);
   record.from = Register(from);
   record.to = RegisterWritten(to);

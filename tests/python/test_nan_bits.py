@@ -98,3 +98,25 @@ def test_plan_leaves_the_bits_of_the_eager_call(
     loadplan.load_planned(model, plan, [("w", w)])
     loadplan.finish_reload(model)
     assert torch.equal(p.view(bits), want)
+
+
+def test_items_that_were_scattered_are_converted_so_one_at_a_time() -> None:
+    """With AVX512 a single half is converted in another way than one among scattered ones."""
+    p = torch.zeros(5, 5)
+
+    def load(weights: object) -> None:
+        for _, w in weights:  # type: ignore[attr-defined]
+            s = w.to(torch.half).sum(0, keepdim=True)
+            p[:2, 3:4].copy_(torch.stack([s, s]))
+
+    w = torch.tensor([1 << 30, -(1 << 30)], dtype=torch.int32)
+    load([("w", w)])
+    want = p.view(torch.int32).clone()
+    assert p.isnan().any()
+    p.zero_()
+    model = Targets({"p": p}, load)
+    plan = loadplan.plan_loads(model, {"w": w})
+    loadplan.start_reload(model)
+    loadplan.load_planned(model, plan, [("w", w)])
+    loadplan.finish_reload(model)
+    assert torch.equal(p.view(torch.int32), want)
