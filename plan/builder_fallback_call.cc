@@ -108,8 +108,7 @@ const std::vector<PassWrite>& LoadPlanBuilder::LogWrites() {
 // What is written then with only those behind it, or none, is left to CheckFallbackCall.
 absl::Status LoadPlanBuilder::NoteExplored() {
   if (!input_.exploration.has_value() || fallbacks_->empty()) return absl::OkStatus();
-  // One round alone shows one way of each decision, and no more.
-  if (!input_.exploration->error.empty()) {
+  if (input_.exploration->rounds.empty()) {
     return LetEverythingFallBack(NotExploredReason(input_.exploration->error));
   }
   for (const std::vector<PassWrite>& round : input_.exploration->rounds) {

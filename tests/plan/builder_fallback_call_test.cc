@@ -254,15 +254,6 @@ INSTANTIATE_TEST_SUITE_P(
          "w: fallback, a call of the loader with the fallback names alone writes bytes that it "
          "does not write with all names\n"
          "f: fallback, given\n"},
-        {"NoValuesOfTheSecondRoundSatisfiedTheLoader",
-         [](LogBuilder& log) {
-           const Two two(log);
-           Explore(log, [](LogBuilder&, const Two&) {});
-           log.input().exploration->error = "ValueError: no";
-         },
-         "w: fallback, what the loader does once names that go through the loader are there is not "
-         "known: with values made up for them it raises ValueError: no\n"
-         "f: fallback, given\n"},
         {"NoValuesSatisfiedTheLoader",
          [](LogBuilder& log) {
            const Two two(log);
