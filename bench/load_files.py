@@ -11,8 +11,8 @@ columns, vocabulary cut by rows, experts like the dense layers.
     load_file       safetensors.torch.load_file, then the loader with whole tensors
     get_slice       safe_open(...).get_slice(name)[this rank's part], written by hand for this model
     fastsafetensors its CPU loader, then the loader; where it is installed
-    in memory       the loader with whole tensors that lie in memory already: no reader can beat it by
-                    much, as every byte that is needed has to be copied once
+    in memory       the loader with whole tensors that lie in memory already; not much can be faster,
+                    as every byte that is needed has to be copied once
     direct reads    O_DIRECT reads of the ranges that are contiguous, in four threads, and no more
 
 Cold: the page cache holds nothing of the files before (posix_fadvise).  Ways take turns, so that a

@@ -236,12 +236,10 @@ class LOADPLAN_API ReloadSession {
   Names reported_;                                     // by an engine, of those
   Names trusted_;                                      // not of those; see Trusted
   std::thread::id batching_;                           // whose copies may wait
-  bool begun_ = false;                                 // the executor has gathered live bytes
-  bool call_taken_ = false;
-  bool call_ended_ = false;  // it raised or returned
-  bool call_done_ = false;   // it returned
-  bool prepared_ = false, completed_ = false;
-  bool failed_after_write_ = false;
+  // `begun_`: the executor has gathered live bytes.
+  bool begun_ = false, prepared_ = false, completed_ = false, failed_after_write_ = false;
+  // `call_ended_`: it raised or returned; `call_done_`: it returned.
+  bool call_taken_ = false, call_ended_ = false, call_done_ = false;
   bool layers_overwrote_ = false;        // post-processing may have written live tensors
   std::vector<LiveTarget> overwritten_;  // these
   std::vector<TargetRegion> call_written_;
