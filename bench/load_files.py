@@ -11,7 +11,7 @@ columns, vocabulary cut by rows, experts like the dense layers.
     load_file       safetensors.torch.load_file, then the loader with whole tensors
     get_slice       safe_open(...).get_slice(name)[this rank's part], written by hand for this model
     fastsafetensors its CPU loader, then the loader; where it is installed
-    in memory       the loader with whole tensors that lie in memory already; not much can be faster,
+    in memory       the loader with whole tensors that lie in memory already; little can be faster,
                     as every byte that is needed has to be copied once
     direct reads    O_DIRECT reads of the ranges that are contiguous, in four threads, and no more
 

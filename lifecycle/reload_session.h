@@ -233,15 +233,14 @@ class LOADPLAN_API ReloadSession {
   std::vector<bool> landed_;                           // per entry
   Names arrived_;                                      // in order
   absl::flat_hash_map<std::int32_t, OpenParts> open_;  // entries that arrive in parts
-  Names reported_;                                     // by an engine, of those
-  Names trusted_;                                      // not of those; see Trusted
-  std::thread::id batching_;                           // whose copies may wait
-  // `begun_`: the executor has gathered live bytes.
-  bool begun_ = false, prepared_ = false, completed_ = false, failed_after_write_ = false;
-  // `call_ended_`: it raised or returned; `call_done_`: it returned.
-  bool call_taken_ = false, call_ended_ = false, call_done_ = false;
-  bool layers_overwrote_ = false;        // post-processing may have written live tensors
-  std::vector<LiveTarget> overwritten_;  // these
+  Names reported_, trusted_;  // by an engine, of those; not of those, see Trusted
+  std::thread::id batching_;  // whose copies may wait
+  bool begun_ = false;        // the executor has gathered live bytes
+  bool prepared_ = false, completed_ = false, failed_after_write_ = false;
+  bool call_taken_ = false, call_ended_ = false;  // ended: it raised or returned
+  bool call_done_ = false;                        // it returned
+  bool layers_overwrote_ = false;                 // post-processing may have written live tensors
+  std::vector<LiveTarget> overwritten_;           // these
   std::vector<TargetRegion> call_written_;
   Index call_nbytes_ = 0;
 };
