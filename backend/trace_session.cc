@@ -165,7 +165,8 @@ StorageId TraceSession::NewTemporaryStorage(Index nbytes) {
 
 at::Tensor TraceSession::NewConstantTensor(const at::Tensor& value) {
   const ModeOff mode_off;
-  const at::Tensor copy = value.cpu().clone(at::MemoryFormat::Contiguous);
+  // In the order of memory that an eager call gives it: `as_strided` and products depend on it.
+  const at::Tensor copy = value.cpu().clone(at::MemoryFormat::Preserve);
   const auto nbytes = static_cast<Index>(copy.nbytes());
   StorageId id = -1;
   {
@@ -177,7 +178,7 @@ at::Tensor TraceSession::NewConstantTensor(const at::Tensor& value) {
     id = static_cast<StorageId>(log_.storages.size() - 1);
   }
   return MakeTraceTensor(shared_from_this(), id, nbytes, "a constant on the trace device",
-                         copy.sizes(), {}, copy.scalar_type());
+                         copy.sizes(), copy.strides(), copy.scalar_type());
 }
 
 at::Tensor TraceSession::NewValueTensor(StorageId value, const ResultMeta& meta) {

@@ -310,6 +310,16 @@ def test_numbers_are_kept_in_a_plan_file(tmp_path: object) -> None:
     assert torch.equal(live["a"], weight.sum() * 0.3)
 
 
+def test_a_constant_lies_in_memory_as_the_eager_call_lays_it() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        for _, w in weights:
+            w.copy_(torch.arange(12).to(w.dtype).view(2, 6))
+            live["a"].copy_(torch.neg(w.T).as_strided((2, 3), (3, 1), 4))
+            live["b"].copy_(torch.arange(6.0).view(2, 3).T.to(w.device).as_strided((6,), (1,)))
+
+    check(lambda: {"a": torch.ones(2, 3), "b": torch.ones(6)}, load, metas("w", shape=(2, 6)))
+
+
 # ------------------------------------------------------------------ what meta kernels do not know
 LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "svd": lambda w: torch.linalg.svd(w, full_matrices=False).Vh,
