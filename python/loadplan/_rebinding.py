@@ -71,9 +71,11 @@ class Bindings:
                 name = f"{where}.{key}" if where else str(key)
                 rebound.append(name)
                 value = mapping.get(key)
-                # Also a real tensor that was traced into, or stands in a target's place.
+                # Also a real tensor that was traced into, or stands in a target's place.  What shows
+                # a target's own memory shows what an update writes there.
                 if is_trace(value) or (
-                    isinstance(value, Tensor) and (is_target or tracer.is_symbolic(value))
+                    isinstance(value, Tensor)
+                    and (is_target or (tracer.is_symbolic(value) and not self._is_alias(value)))
                 ):
                     tracer.refuse(value, f"{name} = ...", "")
                 if is_target and key in held and not is_trace(value):
@@ -95,6 +97,10 @@ class Bindings:
                     self._moved.append(name)
                 tensor.data = self._aliases[name]
         self.rebound = tuple(rebound)
+
+    def _is_alias(self, tensor: Tensor) -> bool:
+        storage = storage_of(tensor)
+        return storage != 0 and any(storage == storage_of(t) for t in self._aliases.values())
 
     def refuse_rebound_targets(self) -> None:
         if self._moved:

@@ -310,6 +310,27 @@ def test_numbers_are_kept_in_a_plan_file(tmp_path: object) -> None:
     assert torch.equal(live["a"], weight.sum() * 0.3)
 
 
+def test_an_attribute_that_shows_a_target_is_no_read() -> None:
+    """vLLM's DFlash drafts keep `self.hidden_norm.weight.data` for their kernels."""
+    module = torch.nn.Linear(4, 4)
+
+    def load(weights: Weights) -> None:
+        for name, w in weights:
+            getattr(module, name).data.copy_(w)
+        module.shown = module.weight.data
+
+    weights = {"weight": torch.randn(4, 4), "bias": torch.randn(4)}
+    module.load_weights = load  # type: ignore[assignment]
+    load(weights.items())
+    loadplan.start_reload(module)
+    plan = loadplan.plan_loads(module, weights)
+    assert kinds(plan) == {"weight": "direct", "bias": "direct"}
+    new = {name: torch.randn_like(w) for name, w in weights.items()}
+    loadplan.load_planned(module, plan, new.items())
+    loadplan.finish_reload(module)
+    assert torch.equal(module.shown, new["weight"])  # type: ignore[arg-type]
+
+
 def test_a_constant_lies_in_memory_as_the_eager_call_lays_it() -> None:
     def load(live: Live, weights: Weights) -> None:
         for _, w in weights:
