@@ -71,8 +71,8 @@ class Bindings:
                 name = f"{where}.{key}" if where else str(key)
                 rebound.append(name)
                 value = mapping.get(key)
-                # Also a real tensor that was traced into, or stands in a target's place.  What shows
-                # a target's own memory shows what an update writes there.
+                # Also a real tensor that was traced into, or stands in a target's place.  What
+                # shows a target's own memory shows what an update writes there.
                 if is_trace(value) or (
                     isinstance(value, Tensor)
                     and (is_target or (tracer.is_symbolic(value) and not self._is_alias(value)))
