@@ -184,6 +184,7 @@ bool OperatorCall::RunOnConstants() {
     const at::Tensor value = arg.constant.has_value() ? *arg.constant : arg.tensor.cpu();
     SetArgument(argument(arg.position), arg.element, value);
   }
+  NoteWrites(/*runs=*/true);
   op_.callBoxed(&stack_);
   for (const TensorArgument& arg : tensors_) {
     if (arg.written && arg.constant.has_value()) RecordMutated(arg.tensor, *arg.constant);

@@ -103,6 +103,11 @@ TEST_F(ReloadSessionPartsTest, TakesAPartThatWasWrittenToItsPlaces) {
   ASSERT_THAT(Begin("x", 4), IsOk());
   const auto places = session_->PlacesOf("x", RunMap(0, 16));
   ASSERT_THAT(places, IsOk());
+  if (const char* const batch = std::getenv("LOADPLAN_CUDA_BATCH");
+      batch != nullptr && *batch != 0) {
+    EXPECT_FALSE(places->has_value());
+    GTEST_SKIP() << "batches of a device give no places";
+  }
   ASSERT_TRUE(places->has_value());
   EXPECT_TRUE(session_->MayHaveWritten());  // from now on
   EXPECT_THAT(session_->CompleteParts("x"), StatusIs(kPrecondition, HasSubstr("0 of the 16")));

@@ -364,3 +364,24 @@ def test_a_pass_that_fails_leaves_a_mirror_alone() -> None:
         plan_of(model)
     after = model.bytes()
     assert all(torch.equal(before[key], after[key]) for key in before)
+
+
+def test_known_values_that_an_operator_writes_are_put_back() -> None:
+    """The operator runs, as all that it reads is known; what it wrote must not stay."""
+
+    def load(model: Model, weights: Weights) -> None:
+        for name, w in weights:
+            getattr(model, name).copy_(w)
+            w.fill_(1)
+            model.kept.index_copy_(0, torch.tensor([1, 0]), w[:2])
+
+    model, eager = Model(load), Model(load)
+    weights = {name: torch.randn(4) for name in NAMES}
+    eager.load_weights((name, w.clone()) for name, w in weights.items())
+    loadplan.start_reload(model)
+    before = model.bytes()
+    plan = loadplan.plan_loads(model, METAS)
+    assert all(torch.equal(value, before[name]) for name, value in model.bytes().items())
+    loadplan.load_planned(model, plan, weights.items())
+    loadplan.finish_reload(model)
+    assert model.kept.tolist() == eager.kept.tolist() == [1, 1, 0, 0]
