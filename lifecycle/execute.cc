@@ -3,6 +3,7 @@
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <utility>
 
