@@ -52,12 +52,8 @@ void WatchOperator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     return;
   }
   OperatorCall call(*session, op, stack);
-  if (call.has_wrapper()) {
-    op.redispatchBoxed(keys & kBelowMode, stack);
-  } else if (call.touches()) {
-    call.Run();
-    return;
-  }
+  if (call.has_wrapper()) return op.redispatchBoxed(keys & kBelowMode, stack);
+  if (call.touches()) return call.Run();
   call.NoteWrites(/*runs=*/true);
   if (call.random()) {
     call.RunForReal();

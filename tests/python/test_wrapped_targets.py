@@ -65,6 +65,32 @@ class Model(nn.Module):
         return [tensor.data_ptr() for tensor in (self.w.data_, self.w.scale, self.b)]
 
 
+class Counting(Scaled):
+    calls = 0
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not torch.ops.aten.mul_.Tensor:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        cls.calls += 1
+        args[0].data_.mul_(args[1])
+        return args[0]
+
+
+def test_an_operator_of_a_wrapper_is_called_once() -> None:
+    targets = {"p": torch.zeros(3)}
+    wrapped = Counting(torch.full((3,), 4.0), torch.ones(1))
+
+    def load(weights: Any) -> None:
+        Counting.calls = 0
+        wrapped.mul_(2.0)
+        assert Counting.calls == 1
+        for _, w in weights:
+            targets["p"].copy_(w)
+
+    loadplan.plan_loads(loadplan.Targets(targets, load), {"w": ((3,), F32)})
+
+
 def plain(to: Scaled, w: Tensor) -> None:
     to.data_.copy_(w)
 
