@@ -101,6 +101,19 @@ bool RunsOnPlain(TraceSession& session, const at::Tensor& self, const char* op) 
   return runs;
 }
 
+// Its own dispatch writes what is inside.
+bool WritesWrapper(TraceSession& session, const at::Tensor& self, const char* op) {
+  if (!IsWrapper(self)) return false;
+  session.NoteWrite(self, op, /*runs=*/true);
+  return true;
+}
+
+// What a kernel of torch made while the mode was off.
+at::Tensor Born(TraceSession& session, at::Tensor made) {
+  session.NoteBirth(made);
+  return made;
+}
+
 // A constant in the dtype of `like`, as `copy_` and `fill_` convert it.
 at::Tensor ConstantLike(const at::Scalar& value, const at::Tensor& like) {
   return at::empty({}, at::TensorOptions(like.scalar_type())).fill_(value);
@@ -146,7 +159,7 @@ at::Tensor RunAndRecord(TraceSession& session, const at::Tensor& self, const Run
   {
     const ModeOff mode_off;
     const StorageGuards::Lift lift(session.guards(), StoragesOf({self}));
-    result = run();
+    result = Born(session, run());
   }
   session.RecordCopy(result, self, /*ran=*/true);
   return result;
@@ -160,7 +173,8 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
   const auto below = [&]() -> at::Tensor& {
     return at::_ops::copy_::redispatch(keys & kBelowMode, self, src, non_blocking);
   };
-  if (session == nullptr || IsWrapper(self) || IsWrapper(src)) return below();
+  if (session == nullptr || WritesWrapper(*session, self, "aten::copy_") || IsWrapper(src))
+    return below();
   const TouchedStorage to = session->FindWritten(self);
   const TouchedStorage from = session->Find(src);
   if (from.touch == Touch::kPlain) session->NoteExternal(src);
@@ -210,7 +224,8 @@ at::Tensor& copy_(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& 
 at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Scalar& value) {
   TraceSession* const session = SessionFor("aten::fill_", {self});
   const ModeOff mode_off;
-  if (session == nullptr || IsWrapper(self) || RunsOnPlain(*session, self, "aten::fill_")) {
+  if (session == nullptr || WritesWrapper(*session, self, "aten::fill_") ||
+      RunsOnPlain(*session, self, "aten::fill_")) {
     return at::_ops::fill__Scalar::redispatch(keys & kBelowMode, self, value);
   }
   CheckWritable(self, "fill_");
@@ -224,7 +239,7 @@ at::Tensor& fill_scalar(c10::DispatchKeySet keys, at::Tensor& self, const at::Sc
 
 at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Tensor& value) {
   TraceSession* const session = SessionFor("aten::fill_", {self, value});
-  if (session == nullptr || IsWrapper(self) || IsWrapper(value) ||
+  if (session == nullptr || WritesWrapper(*session, self, "aten::fill_") || IsWrapper(value) ||
       (session->Find(value).touch == Touch::kPlain && RunsOnPlain(*session, self, "aten::fill_"))) {
     const ModeOff mode_off;
     return at::_ops::fill__Tensor::redispatch(keys & kBelowMode, self, value);
@@ -236,7 +251,8 @@ at::Tensor& fill_tensor(c10::DispatchKeySet keys, at::Tensor& self, const at::Te
 at::Tensor& zero_(c10::DispatchKeySet keys, at::Tensor& self) {
   TraceSession* const session = SessionFor("aten::zero_", {self});
   const ModeOff mode_off;
-  if (session == nullptr || IsWrapper(self) || RunsOnPlain(*session, self, "aten::zero_")) {
+  if (session == nullptr || WritesWrapper(*session, self, "aten::zero_") ||
+      RunsOnPlain(*session, self, "aten::zero_")) {
     return at::_ops::zero_::redispatch(keys & kBelowMode, self);
   }
   CheckWritable(self, "zero_");
@@ -257,7 +273,8 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
     return at::_ops::_to_copy::redispatch(keys & kBelowMode, self, dtype, layout, where, pin_memory,
                                           non_blocking, memory_format);
   };
-  if (session == nullptr || IsWrapper(self)) return below(device);
+  if (session == nullptr) return below(device);
+  if (IsWrapper(self)) return Born(*session, below(device));
   const Touch touch = session->Find(self).touch;
   if (touch != Touch::kPlain && IsLazy(self)) {
     return _to_copy(keys, ResolveLazy(*session, self), dtype, layout, device, pin_memory,
@@ -272,7 +289,8 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
     const ModeOff mode_off;
     if (touch == Touch::kKnown) return RunAndRecord(*session, self, [&] { return below(device); });
     // `idx.to(w.device)`: data on the trace device that is no checkpoint tensor's keeps its values.
-    return to_trace ? session->NewConstantTensor(below(c10::Device(c10::kCPU))) : below(device);
+    return to_trace ? session->NewConstantTensor(below(c10::Device(c10::kCPU)))
+                    : Born(*session, below(device));
   }
   if (touch == Touch::kKnown && c10::isIntegralType(self.scalar_type(), /*includeBool=*/true)) {
     // So does an index or a mask made of live bytes (an expert map), which steers the trace.
@@ -286,7 +304,8 @@ at::Tensor _to_copy(c10::DispatchKeySet keys, const at::Tensor& self,
   if (touch == Touch::kTrace && device.has_value() && !to_trace) {
     if (const std::optional<at::Tensor> value =
             session->ConstantValue(self, /*allow_uninitialised=*/false)) {
-      return value->to(at::TensorOptions(dtype.value_or(self.scalar_type())).device(device));
+      return Born(*session,
+                  value->to(at::TensorOptions(dtype.value_or(self.scalar_type())).device(device)));
     }
   }
   const at::Tensor meta =
@@ -345,13 +364,14 @@ at::Tensor clone(c10::DispatchKeySet keys, const at::Tensor& self,
   const auto below = [&] {
     return at::_ops::clone::redispatch(keys & kBelowMode, self, memory_format);
   };
-  if (session == nullptr || IsWrapper(self)) return below();
+  if (session == nullptr) return below();
+  if (IsWrapper(self)) return Born(*session, below());
   const TouchedStorage touched = session->Find(self);
   if (touched.touch != Touch::kPlain && IsLazy(self))
     return clone(keys, ResolveLazy(*session, self), memory_format);
   if (touched.touch == Touch::kKnown) return RunAndRecord(*session, self, below);
   const ModeOff mode_off;
-  if (IsKnown(touched)) return below();
+  if (IsKnown(touched)) return Born(*session, below());
   return RecordedCopyOf(*session, self, at::clone(MetaLike(self), memory_format));
 }
 
@@ -375,10 +395,10 @@ at::Tensor Join(std::vector<at::Tensor> tensors, const Below& below, const OnMet
     if (touched.touch != Touch::kPlain && IsLazy(tensor)) tensor = ResolveLazy(*session, tensor);
   }
   const ModeOff mode_off;
-  if (!touches) return below();
+  if (!touches) return Born(*session, below());
   if (known) {
     const StorageGuards::Lift lift(session->guards(), StoragesOf(tensors));
-    at::Tensor result = below();
+    at::Tensor result = Born(*session, below());
     for (std::size_t i = 0; i < tensors.size(); ++i) {
       const at::Tensor place = part(result, i);
       if (session->Find(tensors[i]).touch == Touch::kPlain) {
@@ -440,7 +460,8 @@ at::Tensor _pin_memory(c10::DispatchKeySet keys, const at::Tensor& self,
                        std::optional<at::Device> device) {
   TraceSession* const session = SessionFor("aten::_pin_memory", {self});
   if (session == nullptr || session->Find(self).touch == Touch::kPlain) {
-    return at::_ops::_pin_memory::redispatch(keys & kBelowMode, self, device);
+    at::Tensor pinned = at::_ops::_pin_memory::redispatch(keys & kBelowMode, self, device);
+    return session == nullptr ? pinned : Born(*session, std::move(pinned));
   }
   return clone(keys, self, at::MemoryFormat::Preserve);
 }

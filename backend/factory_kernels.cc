@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty_ops.h>
 #include <ATen/ops/empty_strided_ops.h>
+#include <ATen/ops/lift_fresh_ops.h>
 
 #include <utility>
 
@@ -25,6 +26,13 @@ at::Tensor noted_empty(c10::DispatchKeySet keys, c10::SymIntArrayRef size,
                        std::optional<at::MemoryFormat> memory_format) {
   return Noted(at::_ops::empty_memory_format::redispatch(keys & kBelowMode, size, dtype, layout,
                                                          device, pin_memory, memory_format));
+}
+
+at::Tensor noted_lift_fresh(c10::DispatchKeySet keys, const at::Tensor& self) {
+  // `asarray` lifts what it was given, too.
+  const bool is_new = self.has_storage() && self.storage().use_count() == 1;
+  at::Tensor lifted = at::_ops::lift_fresh::redispatch(keys & kBelowMode, self);
+  return is_new ? Noted(std::move(lifted)) : lifted;
 }
 
 at::Tensor noted_empty_strided(c10::DispatchKeySet keys, c10::SymIntArrayRef size,

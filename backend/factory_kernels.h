@@ -1,6 +1,6 @@
-// Kernels on the mode key for the two operators that make every strided tensor which torch does not
-// make inside a kernel: a pass remembers what it has made. See Note [Mirrors] in
-// backend/mirrors.h.
+// Kernels on the mode key for the operators that make every strided tensor which torch does not
+// make inside a kernel, and for the one that it calls on what it made of other data: a pass
+// remembers what it has made. See Note [Mirrors] in backend/mirrors.h.
 #ifndef LOADPLAN_BACKEND_FACTORY_KERNELS_H_
 #define LOADPLAN_BACKEND_FACTORY_KERNELS_H_
 
@@ -20,6 +20,8 @@ at::Tensor noted_empty_strided(c10::DispatchKeySet keys, c10::SymIntArrayRef siz
                                c10::SymIntArrayRef stride, std::optional<at::ScalarType> dtype,
                                std::optional<at::Layout> layout, std::optional<at::Device> device,
                                std::optional<bool> pin_memory);
+// `torch.tensor`, `from_numpy`.
+at::Tensor noted_lift_fresh(c10::DispatchKeySet keys, const at::Tensor& self);
 
 }  // namespace loadplan::kernels
 

@@ -35,24 +35,6 @@ MirrorBook::MirrorBook(std::shared_ptr<const TargetSet> declared)
                                    [](const at::Tensor& storage) { return storage.is_meta(); });
 }
 
-bool MirrorBook::PutBack(Before& before) {
-  const auto storage = before.storage.lock();
-  if (storage == nullptr || storage->nbytes() != before.bytes.nbytes()) return false;
-  const ModeOff mode_off;
-  BytesOfStorage(c10::Storage(storage)).copy_(before.bytes);
-  before.is_back = true;
-  return true;
-}
-
-void MirrorBook::PutBack(const std::vector<Mirror>& found) {
-  for (const Mirror& mirror : found) {
-    if (!mirror.before.defined()) continue;
-    const auto [entry, is_new] = before_.try_emplace(mirror.storage._unsafe_get_target(),
-                                                     Before{mirror.storage, mirror.before});
-    if (!is_new || !mirror.name.empty()) PutBack(entry->second);
-  }
-}
-
 absl::StatusOr<bool> MirrorBook::Settle(const RecordLog& log, std::vector<Mirror>& found) {
   bool changed = false;
   std::vector<Known> kept;
@@ -70,9 +52,6 @@ absl::StatusOr<bool> MirrorBook::Settle(const RecordLog& log, std::vector<Mirror
       changed = true;
       continue;
     }
-    const auto before = before_.find(storage.unsafeGetStorageImpl());
-    // The pass may have looked at what an earlier one left there.
-    if (before != before_.end() && !before->second.is_back) changed |= PutBack(before->second);
     kept.push_back(std::move(known));
   }
   known_ = std::move(kept);
@@ -95,7 +74,7 @@ bool MirrorBook::TakeIn(std::vector<Mirror>& found, bool is_explored) {
     known_.push_back({{mirror.name.empty() ? mirror.what : mirror.name,
                        BytesOfStorage(c10::Storage(storage)), /*is_mirror=*/true},
                       mirror.writer,
-                      !mirror.copies.empty(),
+                      mirror.is_born && !mirror.copies.empty(),
                       is_explored});
     return true;
   });

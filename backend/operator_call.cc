@@ -42,17 +42,18 @@ void OperatorCall::Collect() {
 
 void OperatorCall::Add(std::size_t position, int64_t element, const at::Tensor& tensor) {
   if (!tensor.defined()) return;
+  const c10::AliasInfo* const alias = schema_.arguments()[position].alias_info();
+  const bool written = alias != nullptr && alias->isWrite();
   if (IsWrapper(tensor)) {
-    has_wrapper_ = true;
+    wrappers_.push_back({position, element, tensor, {}, written, false, std::nullopt});
     return;
   }
   TensorArgument found{position, element, tensor,      session_.Find(tensor),
                        false,    false,   std::nullopt};
   touches_ |= found.touched.touch != Touch::kPlain;
   if (found.touched.touch == Touch::kPlain) session_.NoteExternal(tensor);
-  const c10::AliasInfo* const alias = schema_.arguments()[position].alias_info();
-  found.written = alias != nullptr && alias->isWrite();
-  found.is_out = found.written && schema_.arguments()[position].is_out();
+  found.written = written;
+  found.is_out = written && schema_.arguments()[position].is_out();
   tensors_.push_back(std::move(found));
 }
 
@@ -120,6 +121,39 @@ void OperatorCall::NoteWrites(bool runs) const {
     if (!arg.written || (arg.touched.has_run && runs) || !WritesBytes(op_)) continue;
     session_.NoteWrite(arg.tensor, name(), runs);
   }
+  for (const TensorArgument& arg : wrappers_) {
+    if (arg.written && WritesBytes(op_)) session_.NoteWrite(arg.tensor, name(), runs);
+  }
+}
+
+void OperatorCall::NoteReshapes() const {
+  const bool reshapes = op_.hasTag(at::Tag::inplace_view);
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.written && (reshapes || arg.is_out)) session_.NoteReshape(arg.tensor, name());
+  }
+}
+
+void OperatorCall::NoteBirths() const {
+  std::vector<at::Tensor> arguments;
+  for (const TensorArgument& arg : tensors_) arguments.push_back(arg.tensor);
+  for (const TensorArgument& arg : wrappers_) {
+    for (const at::Tensor& inner : InnerTensors(arg.tensor)) arguments.push_back(inner);
+  }
+  const std::vector<c10::StorageImpl*> old = StoragesOf(arguments);
+  const auto note = [&](const at::Tensor& result) {
+    if (!result.defined()) return;
+    for (const at::Tensor& inner : InnerTensors(result)) {
+      const std::vector<c10::StorageImpl*> made = StoragesOf({inner});
+      if (!made.empty() && std::ranges::find(old, made.front()) == old.end())
+        session_.NoteBirth(inner);
+    }
+  };
+  for (std::size_t i = begin_; i < stack_.size(); ++i) {
+    if (stack_[i].isTensor()) note(stack_[i].toTensor());
+    if (stack_[i].isTensorList()) {
+      for (const at::Tensor& result : stack_[i].toTensorVector()) note(result);
+    }
+  }
 }
 
 // Memory holds what the loader would see, and no target would be written.
@@ -145,6 +179,7 @@ void OperatorCall::RunForReal() {
     const StorageGuards::Lift lift(session_.guards(), StoragesOf(all));
     op_.callBoxed(&stack_);
   }
+  NoteBirths();
   const std::span<const c10::IValue> returned(stack_.data() + begin_, stack_.size() - begin_);
   std::vector<at::Tensor> values = FreshOutputs(schema_, returned);
   values.insert(values.end(), mutated.begin(), mutated.end());

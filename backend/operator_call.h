@@ -43,12 +43,13 @@ class OperatorCall {
   }
 
   bool touches() const { return touches_; }
-  bool has_wrapper() const { return has_wrapper_; }
+  bool has_wrapper() const { return !wrappers_.empty(); }
   bool random() const { return random_; }
 
   void Run() {
     if (MakesTraceTensor()) return CallBelow();
     if (RefusesRebinding()) return;
+    NoteReshapes();
     if (op_.hasTag(at::Tag::inplace_view)) return CallBelow();  // `t_`: geometry, no bytes
     ResolveLazyArguments();
     if (RefusesOverlap()) return;
@@ -67,6 +68,9 @@ class OperatorCall {
   void RunForReal();
   // Tells the session what the call is about to write; see Note [Mirrors].
   void NoteWrites(bool runs) const;
+  void NoteReshapes() const;
+  // After the call: memory of results that is no argument's is new.
+  void NoteBirths() const;
 
  private:
   // `deepcopy` puts a trace tensor together from a storage of ours.
@@ -114,7 +118,7 @@ class OperatorCall {
   const bool random_;
   std::vector<TensorArgument> tensors_;
   bool touches_ = false;
-  bool has_wrapper_ = false;
+  std::vector<TensorArgument> wrappers_;
 };
 
 }  // namespace loadplan

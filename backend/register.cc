@@ -161,6 +161,7 @@ void RegisterCopies(torch::Library& m) {
   m.impl("empty_strided", TORCH_FN(kernels::noted_empty_strided));
   m.impl("fill_.Scalar", TORCH_FN(kernels::fill_scalar));
   m.impl("fill_.Tensor", TORCH_FN(kernels::fill_tensor));
+  m.impl("lift_fresh", TORCH_FN(kernels::noted_lift_fresh));
   m.impl("stack", TORCH_FN(kernels::stack));
   m.impl("to.device", TORCH_FN(kernels::to_device));
   m.impl("to.dtype_layout", TORCH_FN(kernels::to_dtype_layout));

@@ -98,6 +98,7 @@ void TraceSession::End() {
   if (thread_session.get() == this) LeaveThread();
   active_.store(false, std::memory_order_release);
   guards_.ReleaseAll();
+  PutBack();
 }
 
 TouchedStorage TraceSession::FindWritten(const at::Tensor& tensor) const {

@@ -124,10 +124,18 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   std::optional<at::Tensor> ConstantValue(const at::Tensor& tensor, bool allow_uninitialised);
 
   // `op` is about to write `tensor`: if that is real memory and no target, its bytes are kept
-  // where it `runs`. See Note [Mirrors] in backend/mirrors.h. Call it without a lock.
+  // where it `runs`, until End puts them back. See Note [Mirrors] in backend/mirrors.h. Call it
+  // without a lock.
   void NoteWrite(const at::Tensor& tensor, const std::string& op, bool runs);
-  // The pass has made `tensor`, with no bytes that anybody wrote.
+  // `op` is about to give `tensor` other sizes or other memory; End undoes it as well.
+  void NoteReshape(const at::Tensor& tensor, const std::string& op);
+  // `op` gives a pointer to the memory of `tensor`: End looks whether it was written through that.
+  void NoteExposure(const at::Tensor& tensor, const std::string& op);
+  // The pass has made the memory of `tensor`.
   void NoteBirth(const at::Tensor& tensor);
+  // After End: what the pass did to tensors that are older than it and no targets, and no plan can
+  // repeat; "" where there is nothing.
+  const std::string& unplannable() const { return unplannable_; }
   // Real memory that is no target, was written in the pass and is still alive.
   std::vector<Mirror> LiveMirrors() const;
   // An attribute `name` showed the memory before the pass.
@@ -151,13 +159,21 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
     c10::weak_intrusive_ptr<c10::StorageImpl> storage;  // keeps the address from being reused
     std::vector<std::int32_t> stale_copies;             // records that were not run on the memory
     // Of what is no target: see Mirror.
-    bool is_born = false;  // in the pass
     bool has_run = false;  // an operator wrote it for real
-    at::Tensor before;
+    at::Tensor before;     // its bytes, where it is older than the pass and has run or is exposed
+    std::string exposed;   // the operator that gave a pointer to it
     std::string what;
     std::string name;
     std::string writer;
     std::string traced_writer;
+  };
+
+  // A tensor before an operator gave it other sizes or other memory.
+  struct Reshaped {
+    c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> tensor;
+    at::Tensor was;  // shows what it showed
+    std::size_t nbytes = 0;
+    std::string op;
   };
 
   StorageId AddStorage(StorageRecord record);
@@ -166,7 +182,14 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   StorageId Register(const at::Tensor& tensor);
   StorageId RegisterWritten(const at::Tensor& tensor);
   void Push(const at::Tensor& to, CopyRecord record, bool ran);
+  void Keep(RealStorage& real, at::Tensor before);
+  static void SetWhat(RealStorage& real, const at::Tensor& tensor);
   void DropDead();
+  // Whether the pass has made it. Holds the mutex.
+  bool IsBorn(const c10::Storage& storage) const;
+  void PutBack();
+  void PutBackShapes();
+  void PutBackBytes();
   // Entered where it is new. Holds the mutex.
   RealStorage& RealOf(const c10::Storage& storage);
 
@@ -179,6 +202,10 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   RecordLog log_;
   std::vector<std::int32_t> writes_into_;  // copy records per storage
   absl::flat_hash_map<const c10::StorageImpl*, RealStorage> real_;
+  absl::flat_hash_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> born_;
+  std::size_t drop_born_at_ = 4096;
+  absl::flat_hash_map<const c10::TensorImpl*, Reshaped> reshaped_;
+  std::string unplannable_;
   std::size_t kept_nbytes_ = 0;  // of RealStorage::before
   std::size_t drop_at_nbytes_ = std::size_t{64} << 20;
   std::vector<at::Tensor> captured_;

@@ -272,6 +272,20 @@ void Tracer::NameMirror(const c10::StorageImpl* mirror, const std::string& name)
   if (state_->session != nullptr) state_->session->NameMirror(mirror, name);
 }
 
+void Tracer::NoteExposure(const at::Tensor& tensor, const std::string& op) {
+  TraceSession* const session = state_->session.get();
+  if (session != nullptr && session->Find(tensor).touch == Touch::kPlain)
+    session->NoteExposure(tensor, op);
+}
+
+void Tracer::NoteReshape(const at::Tensor& tensor, const std::string& op) {
+  if (state_->session != nullptr) state_->session->NoteReshape(tensor, op);
+}
+
+void Tracer::NoteBirth(const at::Tensor& tensor) {
+  if (state_->session != nullptr) state_->session->NoteBirth(tensor);
+}
+
 bool Tracer::IsSymbolic(const at::Tensor& tensor) const {
   const TraceSession* const session = state_->session.get();
   if (session == nullptr || !tensor.has_storage()) return false;
@@ -281,7 +295,6 @@ bool Tracer::IsSymbolic(const at::Tensor& tensor) const {
 
 void Tracer::State::End() {
   session->End();
-  mirrors->PutBack(session->LiveMirrors());
   ended = session;
   trace_seconds += SecondsSince(pass_began);
   pass.clear();

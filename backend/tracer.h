@@ -93,6 +93,13 @@ class LOADPLAN_API Tracer {
   // backend/mirrors.h.
   std::vector<const c10::StorageImpl*> Mirrors() const;
   void NameMirror(const c10::StorageImpl* mirror, const std::string& name);
+  // `op` gives the loader a pointer to `tensor`: a write through it is put back and noticed when
+  // the pass ends, where `tensor` is no target.
+  void NoteExposure(const at::Tensor& tensor, const std::string& op);
+  // `op` gives `tensor` other memory, which is undone when the pass ends.
+  void NoteReshape(const at::Tensor& tensor, const std::string& op);
+  // The pass has made the memory of `tensor`, by other means than operators.
+  void NoteBirth(const at::Tensor& tensor);
   // Lets another thread take part in the pass, until the pass ends.
   void JoinThread();
   // Ends the pass; `error` is what the loader raised, "" if it returned.

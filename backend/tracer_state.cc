@@ -73,6 +73,7 @@ bool Tracer::State::GiveUpMirrored(const TraceSession& of, const std::vector<Mir
   const SymbolicMemory memory(of.log());
   const auto time = static_cast<Index>(of.log().copies.size());
   bool found = false;
+  if (!of.unplannable().empty()) LetAllFallBack(of.unplannable());
   for (const Mirror& mirror : left) {
     const std::string where =
         absl::StrCat(mirror.what, " that is no target and outlives load_weights");
@@ -83,7 +84,7 @@ bool Tracer::State::GiveUpMirrored(const TraceSession& of, const std::vector<Mir
     }
     for (const std::int32_t name : names)
       found |= GiveUp(name, absl::StrCat(mirror.writer, " takes it into ", where));
-    const bool is_made_anew = !mirror.has_history && mirror.name.empty();
+    const bool is_made_anew = !mirror.has_history && mirror.is_born;
     if (!names.empty() || is_made_anew) continue;
     LetAllFallBack(absl::StrCat(mirror.writer, " changes ", where));
   }

@@ -11,18 +11,6 @@
 #include "backend/trace_tensor.h"
 
 namespace loadplan {
-namespace {
-
-constexpr c10::DispatchKeySet kWrapperKeys{
-    c10::DispatchKey::Python, c10::DispatchKey::FuncTorchBatched,
-    c10::DispatchKey::FuncTorchGradWrapper, c10::DispatchKey::Functionalize};
-
-}  // namespace
-
-bool IsWrapper(const at::Tensor& tensor) {
-  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has_any(kWrapperKeys);
-}
-
 std::vector<c10::StorageImpl*> StoragesOf(const std::vector<at::Tensor>& tensors) {
   std::vector<c10::StorageImpl*> storages;
   for (const at::Tensor& tensor : tensors) {
@@ -52,14 +40,20 @@ void WatchOperator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     return;
   }
   OperatorCall call(*session, op, stack);
-  if (call.has_wrapper()) return op.redispatchBoxed(keys & kBelowMode, stack);
+  if (call.has_wrapper()) {
+    call.NoteWrites(/*runs=*/true);
+    op.redispatchBoxed(keys & kBelowMode, stack);
+    return call.NoteBirths();
+  }
   if (call.touches()) return call.Run();
   call.NoteWrites(/*runs=*/true);
+  call.NoteReshapes();
   if (call.random()) {
     call.RunForReal();
   } else if (op.operator_name().name.starts_with("aten::")) {
     const ModeOff mode_off;
     op.redispatchBoxed(keys & kBelowMode, stack);
+    call.NoteBirths();
   } else {
     // A custom operator may be Python that closes over live tensors: stay on inside it.
     op.redispatchBoxed(keys & kBelowMode, stack);

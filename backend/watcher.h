@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/inner_tensors.h"
 #include "backend/trace_session.h"
 
 namespace loadplan {
@@ -36,10 +37,6 @@ void JoinAndCall(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // Storages of tensors whose guards have to be lifted while an operator runs on them.
 std::vector<c10::StorageImpl*> StoragesOf(const std::vector<at::Tensor>& tensors);
-
-// Wrapper subclasses and functorch tensors: their own dispatch comes first, and the
-// operators inside it are seen in turn.
-bool IsWrapper(const at::Tensor& tensor);
 
 }  // namespace loadplan
 

@@ -91,6 +91,13 @@ class TracerClass : public torch::CustomClassHolder {
   void name_mirror(int64_t storage, const std::string& name) {
     tracer_->NameMirror(reinterpret_cast<const c10::StorageImpl*>(storage), name);
   }
+  void note_exposure(const at::Tensor& tensor, const std::string& op) {
+    tracer_->NoteExposure(tensor, op);
+  }
+  void note_reshape(const at::Tensor& tensor, const std::string& op) {
+    tracer_->NoteReshape(tensor, op);
+  }
+  void note_birth(const at::Tensor& tensor) { tracer_->NoteBirth(tensor); }
   int64_t num_answers() const { return tracer_->num_answers(); }
   bool decide(const std::string& site) { return tracer_->Decide(site); }
   void end_fallback_pass(const std::string& error) { tracer_->EndFallbackPass(error); }
@@ -394,6 +401,9 @@ void DefineClasses(torch::Library& library) {
       .def("is_symbolic", &TracerClass::is_symbolic)
       .def("mirrors", &TracerClass::mirrors)
       .def("name_mirror", &TracerClass::name_mirror)
+      .def("note_exposure", &TracerClass::note_exposure)
+      .def("note_reshape", &TracerClass::note_reshape)
+      .def("note_birth", &TracerClass::note_birth)
       .def("stand_in", &TracerClass::stand_in)
       .def("num_answers", &TracerClass::num_answers)
       .def("decide", &TracerClass::decide)
@@ -470,6 +480,8 @@ struct Register {
     library->def("built_for_torch() -> str", [] { return std::string(kBuiltForTorch); });
     // For the host language to implement. See backend/loader_line.h.
     library->def("loader_line() -> str");
+    // See backend/inner_tensors.h.
+    library->def("inner_tensors(Tensor wrapper) -> Tensor[]");
     // The host language's dtype as the number that every list here uses.
     library->def("dtype_code(int dtype) -> int", [](int64_t dtype) { return dtype; });
     // "" where batches on CUDA devices can be had, else why they cannot.

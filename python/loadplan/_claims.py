@@ -1,5 +1,7 @@
 """What a trace tensor says when a loader asks for its device, or for its memory.
 
+And what no operator shows of a real one: that it is given other memory (``t.data = ...``).
+
 A loader that branches on ``w.is_cuda`` must take the branch of the eager call: while a pass runs,
 trace tensors name the device that they stand for (Note [Claimed devices] in
 ``backend/trace_tensor.h``).  Torch reads ``data_ptr`` without asking any kernel, so that a refusal
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._curious import is_trace
+from ._curious import _note, is_trace
 
 _device_of = torch._C.TensorBase.device.__get__
 _is_cpu = torch._C.TensorBase.is_cpu.__get__  # type: ignore[attr-defined]
@@ -63,6 +65,15 @@ def _is_pinned(tensor: Tensor, *args: Any, **kwargs: Any) -> bool:
     return not is_trace(tensor) and torch._C.TensorBase.is_pinned(tensor, *args, **kwargs)
 
 
+_get_data = torch._C.TensorBase.data.__get__  # type: ignore[attr-defined]
+_set_data = torch._C.TensorBase.data.__set__  # type: ignore[attr-defined]
+
+
+def _data_setter(tensor: Tensor, value: Any) -> None:
+    _note("note_reshape", tensor, "Tensor.data")
+    _set_data(tensor, value)
+
+
 _is_shared: Any = Tensor.is_shared
 
 _NAMES: dict[str, Any] = {
@@ -70,6 +81,7 @@ _NAMES: dict[str, Any] = {
     "is_cpu": property(lambda t: _device(t).type == "cpu" if is_trace(t) else _is_cpu(t)),
     "is_cuda": property(lambda t: _device(t).type == "cuda" if is_trace(t) else _is_cuda(t)),
     "get_device": _get_device,
+    "data": property(_get_data, _data_setter),
     "data_ptr": _data_ptr,
     "type": _type,
     "is_pinned": _is_pinned,

@@ -18,6 +18,8 @@ from ._stand_ins import standing_in
 
 # They read values, and reach no operator.
 _READERS = ("__array__", "__dlpack__", "__dlpack_device__", "numpy", "tolist")
+# What they give shows the memory itself.
+_EXPOSING = ("__array__", "__dlpack__", "numpy")
 
 # Of torch, whatever a pass makes `Tensor.device` say.
 _device_of = torch._C.TensorBase.device.__get__
@@ -35,7 +37,10 @@ def install() -> None:
 
     def deepcopy_of(self: Tensor, memo: dict[int, Any]) -> Tensor:
         if not is_trace(self):
-            return deepcopy(self, memo)
+            copied = deepcopy(self, memo)
+            if copied is not self:
+                _note("note_birth", copied)
+            return copied
         if id(self) not in memo:
             with torch.no_grad():
                 memo[id(self)] = self.clone().requires_grad_(self.requires_grad)
@@ -61,6 +66,8 @@ def _naming(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
         copy = _readable_copy(self)
         if copy is not None:
             return _read_only(read(copy, *args, **kwargs))
+        if name in _EXPOSING and not is_trace(self):
+            _note("note_exposure", self, f"Tensor.{name}")
         try:
             return read(self, *args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
@@ -77,14 +84,26 @@ def _naming(name: str, read: Callable[..., Any]) -> Callable[..., Any]:
     return reader
 
 
+def _current_tracer() -> Any:
+    """Of the pass of this thread, or the watch of its fallback call; else None."""
+    from ._passes import _tracers
+
+    return getattr(_tracers, "current", None)
+
+
+def _note(what: str, *of: Any) -> None:
+    """Tells the pass of this thread, if there is one."""
+    note = getattr(_current_tracer(), what, None)
+    if note is not None:
+        note(*of)
+
+
 def _readable_copy(tensor: Tensor) -> Tensor | None:
     """In a pass: what the loader reads in ``tensor``, where it is no matter of torch alone.
 
     The read is noted, as what steers the trace: a plan is refused once the bytes have changed.
     """
-    from ._passes import _tracers
-
-    current = getattr(_tracers, "current", None)
+    current = _current_tracer()
     if current is None or type(tensor) is not Tensor and not isinstance(tensor, nn.Parameter):
         return None
     copy: Tensor | None = current.readable_copy(tensor)
@@ -93,11 +112,9 @@ def _readable_copy(tensor: Tensor) -> Tensor | None:
 
 def _is_symbolic(tensor: Tensor) -> bool:
     """Whether the memory of ``tensor`` does not hold what a loader would read there."""
-    from ._passes import _tracers
-
     if is_trace(tensor):
         return True
-    is_symbolic = getattr(getattr(_tracers, "current", None), "is_symbolic", None)
+    is_symbolic = getattr(_current_tracer(), "is_symbolic", None)
     return is_symbolic is not None and bool(is_symbolic(tensor))
 
 
@@ -113,9 +130,9 @@ def _refuse(tensor: Tensor, read: str) -> Tensor | None:
 
     In a pass that explores there is a real tensor to read instead.
     """
-    from ._passes import _loader_line, _tracers
+    from ._passes import _loader_line
 
-    tracer = getattr(_tracers, "current", None)
+    tracer = _current_tracer()
     if tracer is None:
         return None
     stand_in: Tensor | None = tracer.stand_in(tensor, read, _loader_line())

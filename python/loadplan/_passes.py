@@ -23,7 +23,7 @@ from ._library import CODE_OF, classes
 from ._rebinding import Bindings
 from ._stand_ins import standing_in_for_items
 from .metadata import ParamMeta
-from .targets import Targets
+from .targets import Targets, with_memory
 
 DONE, REPEAT, REFUSE = range(3)
 
@@ -140,8 +140,18 @@ class _Pass:
 
     def run(self, diagnose: bool = False, begin: Callable[[], None] | None = None) -> None:
         load_weights = self.targets.load_weights
-        (begin or self.tracer.begin_pass)()
         _curious.install()
+        (begin or self.tracer.begin_pass)()
+        try:
+            self.load(load_weights, diagnose)
+            self.bindings.put_back(self.tracer)
+            self.name_mirrors()
+        except BaseException:
+            self.bindings.put_back(self.tracer)
+            self.tracer.abandon_pass()
+            raise
+
+    def load(self, load_weights: Callable[[Any], Any], diagnose: bool) -> None:
         try:
             with join_threads(self.tracer), claiming_devices(self.tracer):
                 if diagnose:
@@ -155,12 +165,6 @@ class _Pass:
             self.give_up_read_pointer(error)
             if self.current >= 0:
                 self.tracer.set_current(self.current)
-        except BaseException:
-            self.bindings.put_back(self.tracer)
-            self.tracer.abandon_pass()
-            raise
-        self.bindings.put_back(self.tracer)
-        self.name_mirrors()
 
     def name_mirrors(self) -> None:
         """Tells which of the tensors that the loader wrote, and that are no targets, were there.
@@ -223,16 +227,22 @@ def _loader_line() -> str:
     return ""
 
 
-def _answer_loader_line() -> None:
-    """Lets the library ask where the loader is."""
-    name, key = "loadplan::loader_line", "CompositeExplicitAutograd"
-    if torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
+def _inner_tensors(wrapper: Tensor) -> list[Tensor]:
+    """The tensors that hold the bytes of one that wraps others."""
+    return [inner for _, inner in with_memory("", wrapper) if inner is not wrapper]
+
+
+def _answer_questions() -> None:
+    """Lets the library ask where the loader is, and what a tensor wraps."""
+    key = "CompositeExplicitAutograd"
+    if torch._C._dispatch_has_kernel_for_dispatch_key("loadplan::loader_line", key):
         return  # a second copy of the package
     _registered.impl("loader_line", _loader_line, key)  # type: ignore[no-untyped-call]
+    _registered.impl("inner_tensors", _inner_tensors, key)  # type: ignore[no-untyped-call]
 
 
 _registered = torch.library.Library("loadplan", "IMPL")  # type: ignore[no-untyped-call]
-_answer_loader_line()
+_answer_questions()
 
 
 class _Diagnosis(TorchFunctionMode):

@@ -62,7 +62,7 @@ class Targets:
     def named(self) -> dict[str, Tensor]:
         """Every name, as it is now; for a tensor that wraps others theirs: `w.qdata`, `w.scale`."""
         return dict(
-            inner for name, tensor in self.outer().items() for inner in _with_memory(name, tensor)
+            inner for name, tensor in self.outer().items() for inner in with_memory(name, tensor)
         )
 
     def outer(self) -> dict[str, Tensor]:
@@ -102,7 +102,7 @@ class Targets:
         return list(self.named_layers().values())
 
 
-def _with_memory(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+def with_memory(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     """The tensors that hold the bytes of one: itself, or what it wraps."""
     if not isinstance(tensor, Tensor) or not is_traceable_wrapper_subclass(tensor):
         yield name, tensor
@@ -110,7 +110,7 @@ def _with_memory(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     for attribute in tensor.__tensor_flatten__()[0]:
         inner = getattr(tensor, attribute)
         if isinstance(inner, Tensor):  # a DTensor counts its mesh among them
-            yield from _with_memory(f"{name}.{attribute}", inner)
+            yield from with_memory(f"{name}.{attribute}", inner)
 
 
 Model: TypeAlias = "nn.Module | Targets"

@@ -69,13 +69,12 @@ TEST_F(Mirrors, CopiesIntoThemArePlanned) {
 TEST_F(Mirrors, WhatRanOnThemIsPutBackAndRecorded) {
   const at::Tensor kept = at::ones({4});
   const at::Tensor calls = at::ones({1});
-  // Without a name the first two passes show that they were there; the third sees the old bytes.
   EXPECT_EQ(Run([&](const at::Tensor& w) {
               kept.copy_(p_);
               calls.add_(1);
               p_.copy_(w);
             }),
-            3);
+            2);
   EXPECT_TRUE(at::equal(kept, at::ones({4})));
   EXPECT_TRUE(at::equal(calls, at::ones({1})));
   const auto plan = *loader_.Plan();
@@ -84,7 +83,7 @@ TEST_F(Mirrors, WhatRanOnThemIsPutBackAndRecorded) {
   EXPECT_EQ(plan->plan.value_writes().size(), 1U);
 }
 
-TEST_F(Mirrors, OneWithANameNeedsNoThirdPass) {
+TEST_F(Mirrors, ThePlanCallsOneByTheNameOfItsAttribute) {
   const at::Tensor calls = at::ones({1});
   EXPECT_EQ(Run([&](const at::Tensor& w) {
               calls.add_(1);
@@ -174,6 +173,53 @@ TEST_F(Mirrors, APassThatNobodyRepeatsGivesTheirNamesUp) {
   mirror.copy_(loader_["w"]);
   loader_.End();
   EXPECT_EQ(EntryOf(**loader_.Plan(), "w").kind, EntryKind::kFallback);
+}
+
+// However a pass ends.
+TEST_F(Mirrors, APassThatFailsPutsThemBack) {
+  const at::Tensor calls = at::ones({1});
+  loader_.Begin();
+  calls.add_(1);
+  EXPECT_EQ(loader_.End("OverflowError: half way").kind, PassVerdict::kRefuse);
+  EXPECT_TRUE(at::equal(calls, at::ones({1})));
+  loader_.Begin();
+  calls.add_(1);
+  loader_.tracer().AbandonPass();
+  EXPECT_TRUE(at::equal(calls, at::ones({1})));
+}
+
+TEST_F(Mirrors, ATracerThatGoesInAPassPutsThemBack) {
+  const at::Tensor calls = at::ones({1});
+  {
+    TracedLoader loader({{"w", {4}, at::kFloat}}, {{"q", at::zeros({4})}});
+    loader.Begin();
+    calls.add_(1);
+  }
+  EXPECT_TRUE(at::equal(calls, at::ones({1})));
+}
+
+TEST_F(Mirrors, OneThatMovesIsPutBackAndMakesEveryNameFallBack) {
+  const at::Tensor kept = at::ones({4});
+  const void* const memory = kept.data_ptr();
+  Run([&](const at::Tensor& w) {
+    kept.set_(at::zeros({2, 3}));
+    if (w.defined()) p_.copy_(w);
+  });
+  EXPECT_TRUE(at::equal(kept, at::ones({4})));
+  EXPECT_EQ(kept.data_ptr(), memory);
+  EXPECT_EQ(EntryOf(**loader_.Plan(), "w").reason,
+            "`aten::set_.source_Tensor` moves a tensor of shape [4] that is no target and outlives "
+            "load_weights");
+}
+
+TEST_F(Mirrors, ResultsOfOperatorsAreMadeByThePass) {
+  at::Tensor table;
+  const at::Tensor old = at::ones({4});
+  Run([&](const at::Tensor& w) {
+    if (!table.defined()) table = (old + 1).mul_(3);
+    p_.copy_(w * table);
+  });
+  EXPECT_TRUE(at::equal(table, at::full({4}, 6.0)));
 }
 
 }  // namespace

@@ -89,6 +89,7 @@ def test_an_operator_of_a_wrapper_is_called_once() -> None:
             targets["p"].copy_(w)
 
     loadplan.plan_loads(loadplan.Targets(targets, load), {"w": ((3,), F32)})
+    assert wrapped.data_.tolist() == [4] * 3
 
 
 def plain(to: Scaled, w: Tensor) -> None:
