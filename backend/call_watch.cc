@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "backend/collective.h"
 #include "backend/convert.h"
 #include "backend/mode.h"
 #include "backend/watcher.h"
@@ -115,18 +116,10 @@ void CallWatch::Check(const c10::OperatorHandle& op, const torch::jit::Stack& st
   const auto values = c10::ArrayRef<c10::IValue>(stack).slice(stack.size() - arguments.size());
   const std::string& name = op.operator_name().name;
   for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const c10::IValue& value = values[i];
-    const c10::AliasInfo* const alias = arguments[i].alias_info();
-    const bool written = alias != nullptr && alias->isWrite();
-    if (value.isTensor()) {
-      Check(value.toTensor(), name, written);
-    } else if (value.isTensorList()) {
-      for (const at::Tensor& tensor : value.toTensorVector()) Check(tensor, name, written);
-    } else if (value.isOptionalTensorList()) {
-      for (const std::optional<at::Tensor>& tensor : value.toOptionalTensorVector()) {
-        if (tensor.has_value()) Check(*tensor, name, written);
-      }
-    }
+    const bool written = MayWrite(op, i);
+    ForEachTensor(values[i], [&](int64_t /*element*/, const at::Tensor& tensor) {
+      Check(tensor, name, written);
+    });
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "backend/captured_value.h"
+#include "backend/collective.h"
 #include "backend/lazy_bits.h"
 #include "backend/loader_line.h"
 #include "backend/movement.h"
@@ -24,26 +25,14 @@ namespace loadplan {
 
 void OperatorCall::Collect() {
   for (std::size_t i = 0; i < schema_.arguments().size(); ++i) {
-    const c10::IValue& value = argument(i);
-    if (value.isTensor()) {
-      Add(i, -1, value.toTensor());
-    } else if (value.isTensorList()) {
-      const c10::List<at::Tensor> list = value.toTensorList();
-      for (std::size_t k = 0; k < list.size(); ++k) Add(i, static_cast<int64_t>(k), list[k]);
-    } else if (value.isOptionalTensorList()) {
-      const auto list = value.toOptionalTensorList();
-      for (std::size_t k = 0; k < list.size(); ++k) {
-        const std::optional<at::Tensor> tensor = list[k];
-        if (tensor.has_value()) Add(i, static_cast<int64_t>(k), *tensor);
-      }
-    }
+    ForEachTensor(argument(i),
+                  [&](int64_t element, const at::Tensor& tensor) { Add(i, element, tensor); });
   }
 }
 
 void OperatorCall::Add(std::size_t position, int64_t element, const at::Tensor& tensor) {
   if (!tensor.defined()) return;
-  const c10::AliasInfo* const alias = schema_.arguments()[position].alias_info();
-  const bool written = alias != nullptr && alias->isWrite();
+  const bool written = MayWrite(op_, position);
   if (IsWrapper(tensor)) {
     wrappers_.push_back({position, element, tensor, {}, written, false, std::nullopt});
     return;
@@ -275,6 +264,10 @@ void OperatorCall::ReturnTraced(std::vector<c10::IValue>& returned,
       returned[i] = list;
     }
   }
+  Return(std::move(returned));
+}
+
+void OperatorCall::Return(std::vector<c10::IValue> returned) {
   stack_.resize(begin_);
   for (c10::IValue& value : returned) stack_.push_back(std::move(value));
 }

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "backend/collective.h"
 #include "backend/mode.h"
 #include "backend/operator_node.h"
 #include "backend/trace_session.h"
@@ -48,6 +49,7 @@ class OperatorCall {
 
   void Run() {
     if (MakesTraceTensor()) return CallBelow();
+    if (IsCollective(op_)) return RefuseExchange();
     if (RefusesRebinding()) return;
     NoteReshapes();
     if (op_.hasTag(at::Tag::inplace_view)) return CallBelow();  // `t_`: geometry, no bytes
@@ -84,6 +86,8 @@ class OperatorCall {
   }
   void Collect();
   void Add(std::size_t position, int64_t element, const at::Tensor& tensor);
+  void RefuseExchange();
+  void Return(std::vector<c10::IValue> returned);
   bool RefusesRebinding();
   bool RefusesOverlap();
   void ResolveLazyArguments();

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "backend/collective.h"
 #include "backend/convert.h"
 #include "backend/loader_line.h"
 #include "backend/native_meta.h"
@@ -37,11 +38,50 @@ void OperatorCall::Refuse(const std::string& does, const std::string& instead) {
 
 namespace {
 
+constexpr char kExchanges[] = "exchanges tensors with other processes";
 constexpr char kWritesList[] = "writes a list of tensors";
 constexpr char kResizes[] = "resizes a tensor that holds memory";
 constexpr char kOverlaps[] = "writes bytes that it also reads elsewhere, in its kernel's own order";
 
 }  // namespace
+
+// A pass never communicates: what other processes send is known to a real call only, and they may
+// need another number of passes. A pass that explores goes on as if they had sent made-up values.
+void OperatorCall::RefuseExchange() {
+  if (OnlyWaits(op_)) {
+    const c10::ArrayRef<c10::IValue> arguments(stack_.data() + begin_, stack_.size() - begin_);
+    return Return(ReturnsOfNoExchange(schema_, arguments));
+  }
+  StandIns* const stand_ins = session_.stand_ins();
+  session_.RecordRefusal(name(), absl::StrCat("`", name(), "` ", kExchanges), std::nullopt,
+                         Symbolic(), /*may_concern_all=*/true);
+  TORCH_CHECK_NOT_IMPLEMENTED(stand_ins != nullptr, "`", name(), "` ", kExchanges,
+                              ", which cannot be traced");
+  const int choice = stand_ins->Choose(ReadSite());
+  NoteWrites(/*runs=*/false);
+  AdoptChanged();
+  const ModeOff mode_off;
+  std::vector<c10::IValue> returned;
+  std::vector<at::Tensor> fresh;
+  if (name().starts_with("c10d::")) {
+    const c10::ArrayRef<c10::IValue> arguments(stack_.data() + begin_, stack_.size() - begin_);
+    returned = ReturnsOfNoExchange(schema_, arguments);
+  } else {
+    returned = MetaArguments();
+    NodeRecord unused;
+    if (!RunOnMeta(returned, unused)) RefuseValueRead(session_, name(), Symbolic());
+    for (const at::Tensor& output : FreshOutputs(schema_, returned))
+      fresh.push_back(session_.NewConstantTensor(stand_ins->Make(output, choice)));
+  }
+  for (const TensorArgument& arg : tensors_) {
+    if (arg.written) session_.RecordConstant(arg.tensor, stand_ins->Make(arg.tensor, choice));
+  }
+  if (name().starts_with("c10d::")) {
+    Return(std::move(returned));
+  } else {
+    ReturnTraced(returned, fresh);
+  }
+}
 
 // What it leaves depends on the order in which a kernel writes; run again on copies of its
 // arguments it leaves something else.

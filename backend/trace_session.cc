@@ -263,8 +263,9 @@ void TraceSession::RecordValue(const at::Tensor& to, StorageId value, const Resu
 
 void TraceSession::RecordRefusal(const std::string& op, const std::string& reason,
                                  const std::optional<std::string>& where,
-                                 const std::vector<at::Tensor>& tensors) {
-  RefusalRecord refusal{op, reason, where.has_value() ? *where : LoaderLine(), {}, 0};
+                                 const std::vector<at::Tensor>& tensors, bool may_concern_all) {
+  RefusalRecord refusal{op, reason,     where.has_value() ? *where : LoaderLine(),
+                        {}, /*time=*/0, may_concern_all};
   for (const at::Tensor& tensor : tensors) refusal.inputs.push_back(ReadOf(tensor));
   const std::lock_guard<std::mutex> lock(mutex_);
   refusal.time = static_cast<Index>(log_.copies.size());

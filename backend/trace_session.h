@@ -101,7 +101,7 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   // Without `where` the line of the loader is asked for.
   void RecordRefusal(const std::string& op, const std::string& reason,
                      const std::optional<std::string>& where,
-                     const std::vector<at::Tensor>& tensors);
+                     const std::vector<at::Tensor>& tensors, bool may_concern_all = false);
 
   // Records that real bytes answered a read of `tensors` (live, unwritten): the trace
   // went on with what they said.

@@ -60,8 +60,9 @@ bool Tracer::State::GiveUpRefused() {
     const std::string reason = refusal.reason + AtLine(refusal.where);
     const std::size_t before = fallbacks.size();
     for (const ReadRecord& read : refusal.inputs) give_up(read, refusal.time, reason);
-    // Of a mirror, which has no name to be left out.
-    if (fallbacks.size() == before && !mirrors->empty() && !HasNames(memory, refusal))
+    // Of a mirror or a live tensor that processes exchange: no name can be left out instead.
+    if (fallbacks.size() == before && (!mirrors->empty() || refusal.may_concern_all) &&
+        !HasNames(memory, refusal))
       LetAllFallBack(reason);
   }
   return found;
@@ -109,6 +110,7 @@ void Tracer::State::NoteRefusals(const TraceSession& explored) {
            memory.NamesBehind(read.storage, read.layout.Span(), refusal.time))
         fallbacks.emplace(name, reason);
     }
+    if (refusal.may_concern_all && !HasNames(memory, refusal)) LetAllFallBack(reason);
   }
 }
 

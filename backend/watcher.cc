@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "backend/call_watch.h"
+#include "backend/collective.h"
 #include "backend/mode.h"
 #include "backend/operator_call.h"
 #include "backend/trace_tensor.h"
@@ -45,7 +46,7 @@ void WatchOperator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
     op.redispatchBoxed(keys & kBelowMode, stack);
     return call.NoteBirths();
   }
-  if (call.touches()) return call.Run();
+  if (call.touches() || IsCollective(op)) return call.Run();
   call.NoteWrites(/*runs=*/true);
   call.NoteReshapes();
   if (call.random()) {

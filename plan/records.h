@@ -102,6 +102,9 @@ struct RefusalRecord {
   std::string where;   // `file.py:123` of the loader; may be empty
   std::vector<ReadRecord> inputs;
   Index time = 0;
+  // Where no name stands behind the inputs: whether every name goes through the loader. Else the
+  // plan is refused.
+  bool may_concern_all = false;
 };
 
 // A read that real bytes did answer: live memory that the pass had not written, or

@@ -69,6 +69,7 @@ def complete_pass(tracer: Any, targets: Targets, names: list[str]) -> tuple[str,
         verdict, message = tracer.end_pass(one.error)
         if verdict == DONE:
             one.bindings.refuse_rebound_targets()
+            one.cause = None  # its frames hold tensors of the pass; the loader keeps none by that
             refuse_kept_tensors(tracer, names)
             return one.bindings.rebound
         if verdict == REFUSE:
