@@ -1,6 +1,7 @@
 # ruff: noqa: E501
 """Decoders without experts."""
 
+from common_sizes import HUB, SMALL
 from more_loaders import case, plain_config
 from vllm_loaders import F32, _sub, _telechat2, txt
 
@@ -37,26 +38,14 @@ case(
     "falcon_7b",
     "falcon",
     "FalconForCausalLM",
-    dict(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        multi_query=True,
-        new_decoder_architecture=False,
-        parallel_attn=True,
-        bias=False,
-    ),
+    dict(**SMALL, multi_query=True, new_decoder_architecture=False, parallel_attn=True, bias=False),
 )
 case(
     "falcon_rw",
     "falcon",
     "FalconForCausalLM",
     dict(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=8,
+        **SMALL,
         multi_query=False,
         new_decoder_architecture=False,
         parallel_attn=False,
@@ -177,25 +166,14 @@ case(
     "opt",
     "opt",
     "OPTForCausalLM",
-    dict(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=8,
-        ffn_dim=128,
-        max_position_embeddings=128,
-        word_embed_proj_dim=64,
-    ),
+    dict(**SMALL, ffn_dim=128, max_position_embeddings=128, word_embed_proj_dim=64),
 )
 case(
     "opt_projected",
     "opt",
     "OPTForCausalLM",
     dict(
-        vocab_size=320,
-        hidden_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=8,
+        **SMALL,
         ffn_dim=128,
         max_position_embeddings=128,
         word_embed_proj_dim=32,
@@ -309,62 +287,35 @@ def _minicpm_experts(metas, config):
 _hub(
     "internlm2",
     "InternLM2ForCausalLM",
-    txt(bias=False, rope_theta=1e4, hidden_act="silu", rms_norm_eps=1e-5),
+    txt(**HUB, bias=False),
 )
-_hub("orion", "OrionForCausalLM", txt(hidden_act="silu", rms_norm_eps=1e-5, rope_theta=1e4))
+_hub("orion", "OrionForCausalLM", txt(**HUB))
 _hub(
     "minicpm",
     "MiniCPMForCausalLM",
-    txt(
-        hidden_act="silu",
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        scale_emb=1,
-        dim_model_base=64,
-        scale_depth=1.4,
-        num_experts=0,
-    ),
+    txt(**HUB, scale_emb=1, dim_model_base=64, scale_depth=1.4, num_experts=0),
 )
 _hub(
     "minicpm_moe",
     "MiniCPMForCausalLM",
     txt(
-        hidden_act="silu",
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        scale_emb=1,
-        dim_model_base=64,
-        scale_depth=1.4,
-        num_experts=4,
-        num_experts_per_tok=2,
+        **HUB, scale_emb=1, dim_model_base=64, scale_depth=1.4, num_experts=4, num_experts_per_tok=2
     ),
     metas=_minicpm_experts,
 )
 _hub(
     "solar",
     "SolarForCausalLM",
-    txt(
-        hidden_act="silu",
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        bskcn_1=[1],
-        bskcn_2=[1],
-        bskcn_3=[1],
-        bskcn_4=[1],
-        bskcn_tv=[0.5, 0.5],
-    ),
+    txt(**HUB, bskcn_1=[1], bskcn_2=[1], bskcn_3=[1], bskcn_4=[1], bskcn_tv=[0.5, 0.5]),
 )
 _hub(
     "exaone",
     "ExaoneForCausalLM",
     dict(
-        vocab_size=320,
-        hidden_size=64,
+        **SMALL,
         intermediate_size=128,
         num_layers=2,
-        num_hidden_layers=2,
         attention_dropout=0.0,
-        num_attention_heads=8,
         num_key_value_heads=4,
         activation_function="silu",
         layer_norm_epsilon=1e-5,
@@ -376,7 +327,7 @@ _hub(
 _hub(
     "mimo",
     "MiMoForCausalLM",
-    txt(hidden_act="silu", rms_norm_eps=1e-5, rope_theta=1e4, num_nextn_predict_layers=1),
+    txt(**HUB, num_nextn_predict_layers=1),
 )
 _hub(
     "plamo3",
@@ -396,32 +347,17 @@ _hub(
 _hub(
     "teleflm",
     "TeleFLMForCausalLM",
-    txt(
-        hidden_act="silu",
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        use_mup=True,
-        mup_scale_factor=2.0,
-        output_mult=1.0,
-        input_mult=1.0,
-    ),
+    txt(**HUB, use_mup=True, mup_scale_factor=2.0, output_mult=1.0, input_mult=1.0),
 )
 _hub(
     "iquest_loopcoder",
     "IQuestLoopCoderForCausalLM",
-    txt(
-        head_dim=8,
-        hidden_act="silu",
-        rms_norm_eps=1e-5,
-        rope_theta=1e4,
-        loop_num=2,
-        loop_window_size=32,
-    ),
+    txt(**HUB, head_dim=8, loop_num=2, loop_window_size=32),
 )
 _hub(
     "pangu",
     "PanguEmbeddedForCausalLM",
-    txt(hidden_act="silu", rms_norm_eps=1e-5, rope_theta=1e4, bias=True),
+    txt(**HUB, bias=True),
 )
 
 

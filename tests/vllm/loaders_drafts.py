@@ -3,6 +3,7 @@
 
 from types import SimpleNamespace
 
+from common_sizes import EXPERTS, MAMBA2, ONE_GROUP, ROUTED, SHARED
 from more_loaders import case
 from vllm_loaders import _CASES, GDN, MLA, txt
 
@@ -56,18 +57,7 @@ draft(
     "glm4_moe_mtp",
     "glm4_moe",
     "Glm4MoeMTPModel",
-    txt(
-        head_dim=8,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-        use_qk_norm=True,
-        num_nextn_predict_layers=1,
-    ),
+    txt(**ROUTED, **SHARED, **ONE_GROUP, head_dim=8, use_qk_norm=True, num_nextn_predict_layers=1),
 )
 draft(
     "glm4_moe_lite_mtp",
@@ -82,12 +72,10 @@ draft(
     "qwen3_next",
     "Qwen3NextMTP",
     txt(
+        **EXPERTS,
         head_dim=16,
         num_hidden_layers=4,
         **GDN,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
         shared_expert_intermediate_size=64,
         num_nextn_predict_layers=1,
     ),
@@ -105,10 +93,8 @@ draft(
     "hy_v3",
     "HYV3MTPModel",
     txt(
+        **EXPERTS,
         head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
         expert_hidden_dim=32,
         num_shared_experts=1,
         first_k_dense_replace=1,
@@ -123,22 +109,15 @@ draft(
     "nemotron_h",
     "NemotronHMTPModel",
     txt(
+        **ROUTED,
+        **ONE_GROUP,
+        **MAMBA2,
         head_dim=8,
         num_hidden_layers=3,
         layers_block_type=["mamba", "mlp", "attention"],
-        mamba_num_heads=8,
-        mamba_head_dim=16,
-        n_groups=4,
-        ssm_state_size=16,
-        conv_kernel=4,
         mtp_hybrid_override_pattern="*E",
         mtp_layers_block_type=["attention", "moe"],
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
         moe_shared_expert_intermediate_size=64,
-        n_group=1,
-        topk_group=1,
         num_nextn_predict_layers=1,
     ),
     unfuse=_mtp,

@@ -1,6 +1,7 @@
 # ruff: noqa: E501
 """Encoders, poolers, classifiers and rankers."""
 
+from common_sizes import ENCODER, HUB, MAMBA, SMALL
 from more_loaders import case, plain_config
 from vllm_loaders import _CASES, _VIT, txt
 
@@ -102,15 +103,12 @@ def _fused_qkv(metas, config):
 
 
 _NOMIC = dict(
-    vocab_size=320,
+    **SMALL,
     n_embd=64,
     n_inner=128,
     n_layer=2,
     n_head=8,
-    hidden_size=64,
     intermediate_size=128,
-    num_hidden_layers=2,
-    num_attention_heads=8,
     type_vocab_size=2,
     layer_norm_epsilon=1e-5,
     layer_norm_eps=1e-5,
@@ -167,15 +165,7 @@ case(
     "clip",
     "CLIPModel",
     dict(
-        text_config=dict(
-            vocab_size=320,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=32,
-            eos_token_id=2,
-        ),
+        text_config=dict(**ENCODER, vocab_size=320, max_position_embeddings=32, eos_token_id=2),
         vision_config=_VIT,
         projection_dim=64,
     ),
@@ -187,15 +177,7 @@ case(
     "siglip",
     "SiglipModel",
     dict(
-        text_config=dict(
-            vocab_size=320,
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            max_position_embeddings=32,
-            projection_size=64,
-        ),
+        text_config=dict(**ENCODER, vocab_size=320, max_position_embeddings=32, projection_size=64),
         vision_config=_VIT,
     ),
     auto="AutoModel",
@@ -270,7 +252,7 @@ case(
     "internlm2_reward",
     "internlm2",
     "InternLM2ForRewardModel",
-    txt(bias=False, rope_theta=1e4, hidden_act="silu", rms_norm_eps=1e-5),
+    txt(**HUB, bias=False),
     model_kw=POOL,
     unfuse=lambda k: k,
     make_config=plain_config("internlm2"),
@@ -288,15 +270,13 @@ case(
     "jamba",
     "JambaForSequenceClassification",
     txt(
+        **MAMBA,
         num_experts=4,
         num_experts_per_tok=2,
         attn_layer_period=2,
         attn_layer_offset=1,
         expert_layer_period=2,
         expert_layer_offset=1,
-        mamba_d_state=16,
-        mamba_d_conv=4,
-        mamba_expand=2,
         mamba_dt_rank=8,
         num_hidden_layers=4,
         use_mamba_kernels=False,
@@ -309,7 +289,7 @@ case(
     "llama_bidirectional",
     "llama_bidirec",
     "LlamaBidirectionalModel",
-    txt(pooling="avg", hidden_act="silu", rms_norm_eps=1e-5, rope_theta=1e4),
+    txt(**HUB, pooling="avg"),
     model_kw=POOL,
     unfuse=lambda k: k,
     make_config=plain_config("llama_bidirec"),

@@ -3,6 +3,7 @@
 
 import re
 
+from common_sizes import EXPERTS, HUB, ONE_GROUP, ROUTED, SHARED
 from more_loaders import case, plain_config
 from vllm_loaders import (
     _CASES,
@@ -87,17 +88,7 @@ case(
     "glm4_moe",
     "glm4_moe",
     "Glm4MoeForCausalLM",
-    txt(
-        head_dim=8,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-        use_qk_norm=True,
-    ),
+    txt(**ROUTED, **SHARED, **ONE_GROUP, head_dim=8, use_qk_norm=True),
     metas=lambda m, c: _recast(m, GATE, F32),
 )
 case("glm4_moe_lite", "glm4_moe_lite", "Glm4MoeLiteForCausalLM", txt(**MLA))
@@ -144,13 +135,10 @@ case(
     "exaone_moe",
     "ExaoneMoeForCausalLM",
     txt(
+        **EXPERTS,
+        **ONE_GROUP,
         head_dim=8,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
         num_shared_experts=1,
-        n_group=1,
-        topk_group=1,
         sliding_window=32,
         layer_types=["sliding_attention", "full_attention"],
         mlp_layer_types=["dense", "sparse"],
@@ -162,10 +150,8 @@ case(
     "hy_v3",
     "HYV3ForCausalLM",
     txt(
+        **EXPERTS,
         head_dim=8,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
         expert_hidden_dim=32,
         num_shared_experts=1,
         first_k_dense_replace=1,
@@ -211,14 +197,7 @@ case(
     "lfm2_moe",
     "lfm2_moe",
     "Lfm2MoeForCausalLM",
-    txt(
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
-        num_dense_layers=1,
-        layer_types=["conv", "full_attention"],
-        conv_L_cache=3,
-    ),
+    txt(**EXPERTS, num_dense_layers=1, layer_types=["conv", "full_attention"], conv_L_cache=3),
 )
 case("axk1", "axk1", "AXK1ForCausalLM", txt(**MLA, topk_method="noaux_tc", scoring_func="sigmoid"))
 case(
@@ -226,16 +205,13 @@ case(
     "afmoe",
     "AfmoeForCausalLM",
     txt(
+        **EXPERTS,
+        **ONE_GROUP,
         score_func="sigmoid",
         route_norm=True,
         head_dim=8,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
         num_shared_experts=1,
         num_dense_layers=1,
-        n_group=1,
-        topk_group=1,
         layer_types=["sliding_attention", "full_attention"],
         sliding_window=32,
     ),
@@ -265,17 +241,7 @@ case(
     "dots1",
     "dots1",
     "TransformersMoEForCausalLM",
-    txt(
-        head_dim=8,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-        num_key_value_heads=8,
-    ),
+    txt(**ROUTED, **SHARED, **ONE_GROUP, head_dim=8, num_key_value_heads=8),
 )
 case("qwen3_moe_transformers", "qwen3_moe", "TransformersMoEForCausalLM", txt(**EXP, head_dim=8))
 case(
@@ -302,17 +268,14 @@ case(
     "mimo_v2_flash",
     "MiMoV2FlashForCausalLM",
     txt(
+        **ROUTED,
+        **ONE_GROUP,
         head_dim=16,
         v_head_dim=8,
         swa_head_dim=16,
         swa_v_head_dim=8,
         swa_num_attention_heads=8,
         swa_num_key_value_heads=4,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
         hybrid_layer_pattern=[0, 1],
         moe_layer_freq=[0, 1],
         sliding_window=32,
@@ -339,7 +302,7 @@ case(
 )
 
 # ---- of the hub
-_ROPE = dict(hidden_act="silu", rms_norm_eps=1e-5, rope_theta=1e4)
+_ROPE = dict(**HUB)
 
 
 def _hub(name, arch, kw, **more):
@@ -357,22 +320,12 @@ def _hub(name, arch, kw, **more):
 _hub(
     "deepseek",
     "DeepseekForCausalLM",
-    txt(
-        **_ROPE,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        moe_layer_freq=1,
-        norm_topk_prob=True,
-    ),
+    txt(**ROUTED, **SHARED, **_ROPE, moe_layer_freq=1, norm_topk_prob=True),
 )
 _BAILING = dict(
     _ROPE,
-    moe_intermediate_size=32,
-    num_experts=4,
-    num_experts_per_tok=2,
+    **EXPERTS,
+    **ONE_GROUP,
     num_shared_experts=1,
     first_k_dense_replace=1,
     head_dim=8,
@@ -380,8 +333,6 @@ _BAILING = dict(
     use_bias=False,
     norm_topk_prob=True,
     use_qk_norm=True,
-    n_group=1,
-    topk_group=1,
     score_function="sigmoid",
     router_dtype="fp32",
     embedding_dropout=0.0,
@@ -471,13 +422,10 @@ _hub(
     "pangu_pro_moe",
     "PanguProMoEV2ForCausalLM",
     txt(
+        **EXPERTS,
+        **SHARED,
         **_ROPE,
-        moe_intermediate_size=32,
-        num_experts=4,
         n_routed_experts=4,
-        num_experts_per_tok=2,
-        n_shared_experts=1,
-        first_k_dense_replace=1,
         routed_scaling_factor=1.0,
         norm_topk_prob=True,
         attention_bias=False,

@@ -1,6 +1,7 @@
 # ruff: noqa: E501
 """State spaces, linear attention, and what mixes them with attention."""
 
+from common_sizes import EXPERTS, MAMBA, MAMBA2, ONE_GROUP, ROUTED
 from more_loaders import case
 from vllm_loaders import _CASES, _Q35, F32, GDN, MLA, _recast, txt
 
@@ -36,15 +37,13 @@ case(
     "jamba",
     "JambaForCausalLM",
     txt(
+        **MAMBA,
         num_experts=4,
         num_experts_per_tok=2,
         attn_layer_period=2,
         attn_layer_offset=1,
         expert_layer_period=2,
         expert_layer_offset=1,
-        mamba_d_state=16,
-        mamba_d_conv=4,
-        mamba_expand=2,
         mamba_dt_rank=8,
         num_hidden_layers=4,
         use_mamba_kernels=False,
@@ -55,11 +54,9 @@ case(
     "zamba2",
     "Zamba2ForCausalLM",
     txt(
+        **MAMBA,
         num_hidden_layers=4,
         num_key_value_heads=8,
-        mamba_d_state=16,
-        mamba_d_conv=4,
-        mamba_expand=2,
         n_mamba_heads=8,
         mamba_ngroups=4,
         mamba_headdim=16,
@@ -77,11 +74,9 @@ case(
     "falcon_h1",
     "FalconH1ForCausalLM",
     txt(
+        **MAMBA,
         head_dim=8,
         mamba_d_ssm=128,
-        mamba_d_state=16,
-        mamba_d_conv=4,
-        mamba_expand=2,
         mamba_n_heads=8,
         mamba_d_head=16,
         mamba_n_groups=4,
@@ -93,21 +88,14 @@ case(
     "nemotron_h",
     "NemotronHForCausalLM",
     txt(
+        **ROUTED,
+        **ONE_GROUP,
+        **MAMBA2,
         head_dim=8,
         num_hidden_layers=4,
         hybrid_override_pattern="M-*E",
         layers_block_type=["mamba", "mlp", "attention", "moe"],
-        mamba_num_heads=8,
-        mamba_head_dim=16,
-        n_groups=4,
-        ssm_state_size=16,
-        conv_kernel=4,
-        n_routed_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=32,
         moe_shared_expert_intermediate_size=64,
-        n_group=1,
-        topk_group=1,
     ),
 )
 case(
@@ -115,15 +103,11 @@ case(
     "nemotron_h",
     "NemotronHForCausalLM",
     txt(
+        **MAMBA2,
         head_dim=8,
         num_hidden_layers=3,
         hybrid_override_pattern="M-*",
         layers_block_type=["mamba", "mlp", "attention"],
-        mamba_num_heads=8,
-        mamba_head_dim=16,
-        n_groups=4,
-        ssm_state_size=16,
-        conv_kernel=4,
     ),
 )
 case(
@@ -131,14 +115,12 @@ case(
     "granitemoehybrid",
     "GraniteMoeHybridForCausalLM",
     txt(
+        **MAMBA,
         num_local_experts=4,
         num_experts_per_tok=2,
         shared_intermediate_size=64,
         mamba_n_heads=8,
         mamba_d_head=16,
-        mamba_d_state=16,
-        mamba_d_conv=4,
-        mamba_expand=2,
         mamba_n_groups=4,
         layer_types=["mamba", "attention"],
         layers_block_type=["mamba", "attention"],
@@ -185,14 +167,11 @@ case(
     "bailing_hybrid",
     "BailingMoeV2_5ForCausalLM",
     txt(
+        **EXPERTS,
+        **ONE_GROUP,
         head_dim=8,
-        moe_intermediate_size=32,
-        num_experts=4,
-        num_experts_per_tok=2,
         num_shared_experts=1,
         first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
         layer_group_size=2,
         group_norm_size=4,
         use_bias=False,

@@ -1,10 +1,11 @@
 # ruff: noqa: E501
 """Text with images, video or sound."""
 
+from common_sizes import ENCODER, EXPERTS, ONE_GROUP, QWEN_VISION, ROUTED, SHARED, SMALL
 from more_loaders import case, plain_config
 from vllm_loaders import _CASES, _Q35, _ROPE3, _VIT, _VQ3, IDS, _experts_in_out, _nested_tower, txt
 
-EXP = dict(norm_topk_prob=True, moe_intermediate_size=32, num_experts=4, num_experts_per_tok=2)
+EXP = dict(**EXPERTS, norm_topk_prob=True)
 VLM = "AutoModelForImageTextToText"
 _T3 = txt(head_dim=8, rope_parameters=dict(_ROPE3, mrope_section=[2, 1, 1]))
 _SIG = dict(**_VIT, model_type="siglip_vision_model")
@@ -16,18 +17,7 @@ case(
     "Qwen2_5_VLForConditionalGeneration",
     dict(
         text_config=_CASES["qwen2_vl"].kw["text_config"],
-        vision_config=dict(
-            depth=2,
-            hidden_size=64,
-            num_heads=4,
-            intermediate_size=128,
-            out_hidden_size=64,
-            patch_size=14,
-            spatial_merge_size=2,
-            temporal_patch_size=2,
-            window_size=56,
-            fullatt_block_indexes=[1],
-        ),
+        vision_config=dict(**QWEN_VISION, window_size=56, fullatt_block_indexes=[1]),
         **IDS,
     ),
     auto=VLM,
@@ -225,14 +215,7 @@ case(
     "Gemma4ForConditionalGeneration",
     dict(
         text_config=_CASES.get("gemma4", _CASES["gemma3_text"]).kw,
-        vision_config=dict(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=4,
-            head_dim=16,
-        ),
+        vision_config=dict(**ENCODER, num_key_value_heads=4, head_dim=16),
         audio_config=None,
     ),
     auto=VLM,
@@ -269,14 +252,7 @@ case(
     "InternVLForConditionalGeneration",
     dict(
         text_config={**txt(), "model_type": "qwen2"},
-        vision_config=dict(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            image_size=[56, 56],
-            patch_size=[14, 14],
-        ),
+        vision_config=dict(**ENCODER, image_size=[56, 56], patch_size=[14, 14]),
         image_token_id=300,
         downsample_ratio=0.5,
     ),
@@ -296,17 +272,7 @@ case(
                 partial_rotary_factor=1.0,
             ),
         ),
-        vision_config=dict(
-            depth=2,
-            hidden_size=64,
-            num_heads=4,
-            intermediate_size=128,
-            out_hidden_size=64,
-            patch_size=14,
-            image_size=56,
-            spatial_merge_size=2,
-            temporal_patch_size=2,
-        ),
+        vision_config=dict(**QWEN_VISION, image_size=56),
         **IDS,
     ),
     auto=VLM,
@@ -317,15 +283,11 @@ case(
     "Glm4vMoeForConditionalGeneration",
     dict(
         text_config=txt(
+            **ROUTED,
+            **SHARED,
+            **ONE_GROUP,
             use_qk_norm=True,
             head_dim=8,
-            moe_intermediate_size=32,
-            n_routed_experts=4,
-            n_shared_experts=1,
-            num_experts_per_tok=2,
-            first_k_dense_replace=1,
-            n_group=1,
-            topk_group=1,
             rope_parameters=dict(
                 rope_type="default",
                 rope_theta=1e4,
@@ -333,17 +295,7 @@ case(
                 partial_rotary_factor=1.0,
             ),
         ),
-        vision_config=dict(
-            depth=2,
-            hidden_size=64,
-            num_heads=4,
-            intermediate_size=128,
-            out_hidden_size=64,
-            patch_size=14,
-            image_size=56,
-            spatial_merge_size=2,
-            temporal_patch_size=2,
-        ),
+        vision_config=dict(**QWEN_VISION, image_size=56),
         **IDS,
     ),
     auto=VLM,
@@ -363,17 +315,7 @@ case(
                 partial_rotary_factor=1.0,
             ),
         ),
-        vision_config=dict(
-            depth=2,
-            hidden_size=64,
-            num_heads=4,
-            intermediate_size=128,
-            out_hidden_size=64,
-            patch_size=14,
-            image_size=56,
-            spatial_merge_size=2,
-            temporal_patch_size=2,
-        ),
+        vision_config=dict(**QWEN_VISION, image_size=56),
         **IDS,
     ),
     auto=VLM,
@@ -396,24 +338,14 @@ case(
     "Blip2ForConditionalGeneration",
     dict(
         text_config=dict(
+            **SMALL,
             model_type="opt",
-            vocab_size=320,
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=8,
             ffn_dim=128,
             max_position_embeddings=128,
             word_embed_proj_dim=64,
         ),
         vision_config=dict(**_VIT),
-        qformer_config=dict(
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=128,
-            encoder_hidden_size=64,
-            vocab_size=320,
-        ),
+        qformer_config=dict(**ENCODER, encoder_hidden_size=64, vocab_size=320),
         num_query_tokens=8,
         image_token_index=300,
     ),
@@ -447,14 +379,7 @@ case(
     dict(
         text_config={**txt(), "model_type": "qwen2"},
         audio_config={
-            **dict(
-                hidden_size=64,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                intermediate_size=128,
-                num_mel_bins=16,
-                max_source_positions=32,
-            ),
+            **dict(**ENCODER, num_mel_bins=16, max_source_positions=32),
             "model_type": "audioflamingo3_encoder",
         },
         audio_token_id=300,
@@ -478,14 +403,7 @@ case(
             context_size=16,
             max_pos_emb=32,
         ),
-        projector_config=dict(
-            model_type="blip_2_qformer",
-            hidden_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            intermediate_size=128,
-            encoder_hidden_size=64,
-        ),
+        projector_config=dict(**ENCODER, model_type="blip_2_qformer", encoder_hidden_size=64),
         audio_token_index=300,
         has_lora_adapter=False,
     ),
@@ -516,17 +434,7 @@ case(
             "model_type": "exaone4",
         },
         vision_config=dict(
-            depth=2,
-            hidden_size=64,
-            num_heads=4,
-            num_key_value_heads=4,
-            intermediate_size=128,
-            out_hidden_size=64,
-            patch_size=14,
-            spatial_merge_size=2,
-            temporal_patch_size=2,
-            window_size=56,
-            fullatt_block_indexes=[1],
+            **QWEN_VISION, num_key_value_heads=4, window_size=56, fullatt_block_indexes=[1]
         ),
     ),
     auto=VLM,
@@ -544,14 +452,7 @@ case(
     "GlmAsrForConditionalGeneration",
     dict(
         text_config={**txt(), "model_type": "llama"},
-        audio_config=dict(
-            hidden_size=64,
-            intermediate_size=128,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_mel_bins=16,
-            max_position_embeddings=32,
-        ),
+        audio_config=dict(**ENCODER, num_mel_bins=16, max_position_embeddings=32),
         audio_token_id=300,
     ),
     auto="GlmAsrForConditionalGeneration",

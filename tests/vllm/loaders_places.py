@@ -1,6 +1,7 @@
 # ruff: noqa: E501
 """Where a rank stands: stages of a pipeline, redundant experts, LoRA's room in the vocabulary."""
 
+from common_sizes import EXPERTS, ONE_GROUP, ROUTED, SHARED
 from more_loaders import case
 from vllm_loaders import _CASES, GDN, _ds3, txt
 
@@ -71,15 +72,7 @@ for _stage in (0, 1):
         f"qwen3_next_stage{_stage}",
         "qwen3_next",
         "Qwen3NextForCausalLM",
-        txt(
-            head_dim=16,
-            num_hidden_layers=4,
-            **GDN,
-            moe_intermediate_size=32,
-            num_experts=4,
-            num_experts_per_tok=2,
-            shared_expert_intermediate_size=64,
-        ),
+        txt(**EXPERTS, head_dim=16, num_hidden_layers=4, **GDN, shared_expert_intermediate_size=64),
         pipeline=(_stage, 2),
     )
 
@@ -111,17 +104,7 @@ case(
     "glm4_moe_eplb",
     "glm4_moe",
     "Glm4MoeForCausalLM",
-    txt(
-        head_dim=8,
-        moe_intermediate_size=32,
-        n_routed_experts=4,
-        n_shared_experts=1,
-        num_experts_per_tok=2,
-        first_k_dense_replace=1,
-        n_group=1,
-        topk_group=1,
-        use_qk_norm=True,
-    ),
+    txt(**ROUTED, **SHARED, **ONE_GROUP, head_dim=8, use_qk_norm=True),
     ep=True,
     change=_redundant,
 )

@@ -2,6 +2,7 @@
 """Checkpoints stored quantised, and what is quantised when it is loaded."""
 
 import torch
+from common_sizes import ONE_GROUP
 from more_loaders import case
 from vllm_loaders import (
     _CT,
@@ -390,6 +391,7 @@ case(
     "mimo_v2_flash",
     "MiMoV2FlashForCausalLM",
     txt(
+        **ONE_GROUP,
         hidden_size=256,
         intermediate_size=512,
         head_dim=128,
@@ -401,8 +403,6 @@ case(
         moe_intermediate_size=512,
         n_routed_experts=4,
         num_experts_per_tok=2,
-        n_group=1,
-        topk_group=1,
         hybrid_layer_pattern=[0, 0],
         moe_layer_freq=[0, 1],
         layer_types=["full_attention", "full_attention"],
