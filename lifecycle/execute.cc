@@ -109,6 +109,10 @@ absl::Status PlanExecutor::Deliver(std::int32_t entry, const at::Tensor& tensor)
   if (!writes.empty() || pieces != pieces_of_source_.end()) {
     // A plan speaks of row-major tensors; a sender may hand over any view.
     const bool is_plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+    if (!is_plain) {
+      absl::Status status = BeforeRead(ByteSide::OfElements(tensor));
+      if (!status.ok()) return status;
+    }
     const ByteSide from =
         ByteSide::OfElements(is_plain ? tensor : tensor.resolve_conj().resolve_neg().contiguous());
     for (const WriteItem& item : writes) {
@@ -179,9 +183,7 @@ absl::Status PlanExecutor::Gather(const PieceRef& ref, const ByteSide& from) {
 }
 
 absl::Status PlanExecutor::GatherAll(const std::vector<PieceRef>& pieces, const ByteSide& from) {
-  if (queue_ != nullptr) {
-    if (absl::Status status = queue_->FlushBeforeRead(from); !status.ok()) return status;
-  }
+  if (absl::Status status = BeforeRead(from); !status.ok()) return status;
   for (const PieceRef& ref : pieces) {
     if (absl::Status status = Gather(ref, from); !status.ok()) return status;
   }
@@ -249,6 +251,10 @@ absl::Status PlanExecutor::WriteToTarget(const WriteItem& item, const StridedMap
 absl::Status PlanExecutor::Flush() {
   in_batch_ = false;
   return queue_ == nullptr ? absl::OkStatus() : queue_->Flush();
+}
+
+absl::Status PlanExecutor::BeforeRead(const ByteSide& from) {
+  return queue_ == nullptr ? absl::OkStatus() : queue_->FlushBeforeRead(from);
 }
 
 // A program comes after those it reads, and its names contain theirs: in ascending order

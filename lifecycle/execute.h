@@ -81,6 +81,8 @@ class PlanExecutor {
   // Starts what waits; until then no sender may use memory again that it has handed over. Where
   // nothing is batched there is nothing to do.
   absl::Status Flush();
+  // Before bytes of `from` are read at once: where they are live, what waits is started first.
+  absl::Status BeforeRead(const ByteSide& from);
 
   // Bytes of targets written so far.
   Index written_nbytes() const { return written_nbytes_; }

@@ -81,6 +81,7 @@ absl::Status PlanExecutor::DeliverPart(std::int32_t entry, const StridedMap& hel
   EntryParts& parts = PartsOf(entry);
   const SourceTensor& source = plan_.sources()[static_cast<std::size_t>(entry)];
   absl::Status status = parts.held.Add(held.ToLayout(), source.nbytes());
+  if (status.ok()) status = BeforeRead(from);
   if (!status.ok()) return status;
   const ByteRange range = held.ToSpan();
   const std::optional<Index> shift = ShiftOf(held);

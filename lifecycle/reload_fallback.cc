@@ -2,7 +2,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <exception>
 
 #include "absl/strings/str_cat.h"
 #include "lifecycle/byte_copy.h"
@@ -12,12 +11,12 @@
 namespace loadplan {
 
 absl::Status ReloadSession::KeepFallback(std::int32_t entry, const at::Tensor& tensor) {
-  try {
-    collection_->Add(entry, tensor);
-  } catch (const std::exception& error) {
-    return Fail(absl::InternalError(
-        absl::StrCat("`", NameOf(entry), "` could not be kept: ", error.what())));
+  absl::Status status = executor_->BeforeRead(ByteSide::OfElements(tensor));
+  if (status.ok()) {
+    status = Attempt(absl::StrCat("`", NameOf(entry), "` could not be kept"),
+                     [&] { collection_->Add(entry, tensor); });
   }
+  if (!status.ok()) return Fail(std::move(status));
   call_nbytes_ += static_cast<Index>(tensor.nbytes());
   Land(entry);
   return absl::OkStatus();

@@ -69,6 +69,7 @@ absl::Status ReloadSession::DeliverPart(std::string_view name, const StridedMap&
     if (KindOf(*entry) == EntryKind::kFallback) {
       OpenParts& parts = open_[*entry];
       status = parts.held.Add(held.ToLayout(), static_cast<Index>(parts.whole.nbytes()));
+      if (status.ok()) status = executor_->BeforeRead(from);
       if (status.ok()) status = CopyMapped(held, {}, ByteSide::OfStorage(parts.whole), from);
       if (status.ok()) parts.nbytes += held.nbytes();
     } else {

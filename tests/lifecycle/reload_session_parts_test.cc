@@ -127,6 +127,38 @@ TEST_F(ReloadSessionPartsTest, TakesAPartThatWasWrittenToItsPlaces) {
   EXPECT_TRUE(at::equal((*session_->TakeFallbackCall())[0].second, x_));
 }
 
+// What a batch has not written yet, and what comes after it reads: a fallback name, a part of one,
+// a part that an operator reads.
+TEST_F(ReloadSessionPartsTest, ReadsLiveTensorsInTheirTurn) {
+  Plan(/*with_fallbacks=*/true);
+  const at::Tensor live = log_->target(0);
+  const std::vector<std::string> names = {"x", "f"};
+  const std::vector<at::Tensor> tensors = {x_, live};
+  ASSERT_THAT(session_->Deliver(names, tensors), IsOk());
+  ASSERT_THAT(session_->Deliver("g", a_.new_zeros({4})), IsOk());
+  EXPECT_TRUE(at::equal((*session_->TakeFallbackCall())[0].second, x_));
+
+  for (const std::string name : {"g", "a"}) {
+    Plan(/*with_fallbacks=*/true);
+    const at::Tensor w = log_->target(0);
+    const Index extent = name == "g" ? 4 : 3;
+    session_->BeginBatch();
+    ASSERT_THAT(Begin("x", 4), IsOk());
+    ASSERT_THAT(Part("x", x_, 0, 16), IsOk());
+    ASSERT_THAT(Begin(name, extent), IsOk());
+    ASSERT_THAT(Part(name, w, 0, 4 * extent), IsOk());
+    ASSERT_THAT(session_->CompleteParts(name), IsOk());
+    ASSERT_THAT(session_->EndBatch(), IsOk());
+    ASSERT_THAT(session_->Deliver("b", a_.new_ones({3})), IsOk());
+    ASSERT_THAT(session_->Deliver("f", a_.new_zeros({4})), IsOk());
+    if (name == "g") {
+      EXPECT_TRUE(at::equal((*session_->TakeFallbackCall())[0].second, x_));
+    } else {
+      EXPECT_TRUE(at::equal(log_->target(1), x_.slice(0, 0, 3)));
+    }
+  }
+}
+
 TEST_F(ReloadSessionPartsTest, AnAtomicUpdateGivesNoPlaces) {
   ASSERT_THAT(session_->Abort(), IsOk());
   ASSERT_THAT(session_->Start({.atomic = true}), IsOk());

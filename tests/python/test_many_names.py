@@ -119,22 +119,23 @@ def test_what_is_no_pair_of_name_and_tensor_lands_nothing(item: tuple[object, ob
     assert model.is_old(*NAMES)
 
 
-def test_live_tensors_are_read_in_their_turn() -> None:
-    live = {name: torch.full((4,), -1.0) for name in ("a", "b")}
+@pytest.mark.parametrize("view", [lambda t: t, Tensor.t, torch._neg_view])
+def test_live_tensors_are_read_in_their_turn(view: Callable[[Tensor], Tensor]) -> None:
+    live = {name: torch.full((4, 4), -1.0) for name in ("a", "b")}
 
     def load_weights(weights: Weights) -> None:
         for name, weight in weights:
             live[name].copy_(weight)
 
     targets = loadplan.Targets(live, load_weights)
-    plan = loadplan.plan_loads(targets, {name: ((4,), torch.float32) for name in live})
+    plan = loadplan.plan_loads(targets, {name: ((4, 4), torch.float32) for name in live})
     for first, second in (("a", "b"), ("b", "a")):
-        new = torch.randn(4)
+        new = torch.randn(4, 4)
         loadplan.start_reload(targets)
-        loadplan.load_planned(targets, plan, [(first, new), (second, live[first])])
+        loadplan.load_planned(targets, plan, [(first, new), (second, view(live[first]))])
         loadplan.finish_reload(targets)
-        assert torch.equal(live["a"], new)
-        assert torch.equal(live["b"], new)
+        assert torch.equal(live[first], new)
+        assert torch.equal(live[second], view(new))
 
 
 def test_tensors_that_are_no_plain_memory_land_with_the_others() -> None:
