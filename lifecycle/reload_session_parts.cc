@@ -2,7 +2,6 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
-#include <exception>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -24,13 +23,10 @@ absl::Status ReloadSession::BeginParts(std::string_view name, at::IntArrayRef sh
     if (status = CheckDeclaredAs(source, shape, dtype); !status.ok()) return Fail(status);
     OpenParts parts;
     if (KindOf(*entry) == EntryKind::kFallback) {
-      try {
-        const auto options = at::TensorOptions().dtype(dtype).device(collection_->device());
-        parts.whole = at::empty(shape, options);
-      } catch (const std::exception& error) {
-        return Fail(absl::InternalError(
-            absl::StrCat("`", std::string(name), "` could not be kept: ", error.what())));
-      }
+      const auto options = at::TensorOptions().dtype(dtype).device(collection_->device());
+      status = Attempt(absl::StrCat("`", std::string(name), "` could not be kept"),
+                       [&] { parts.whole = at::empty(shape, options); });
+      if (!status.ok()) return Fail(status);
     }
     open_.emplace(*entry, std::move(parts));
     return absl::OkStatus();
