@@ -10,12 +10,14 @@
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "backend/content_digests.h"
 #include "backend/convert.h"
 #include "backend/mode.h"
 #include "backend/trace_tensor.h"
 #include "backend/tracer_state.h"
 #include "backend/watcher.h"
+#include "geometry/checked_product.h"
 #include "plan/resolve.h"
 
 namespace loadplan {
@@ -54,6 +56,11 @@ absl::StatusOr<std::unique_ptr<Tracer>> Tracer::Create(std::vector<SourceMeta> m
       return absl::InvalidArgumentError(absl::StrCat("checkpoint tensor `", meta.name,
                                                      "` has dtype ", c10::toString(meta.dtype),
                                                      ", which holds no plain items"));
+    }
+    if (!CheckedProduct(static_cast<Index>(c10::elementSize(meta.dtype)), meta.shape)) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("checkpoint tensor `", meta.name, "` has a shape whose bytes cannot be ",
+                       "counted: [", absl::StrJoin(meta.shape, ", "), "]; declare what is sent"));
     }
   }
   std::unique_ptr<Tracer> tracer(new Tracer());

@@ -4,6 +4,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "geometry/checked_product.h"
 #include "lifecycle/arrival.h"
 #include "lifecycle/byte_copy.h"
 
@@ -11,12 +13,12 @@ namespace loadplan {
 namespace {
 
 absl::StatusOr<Index> NbytesIn(const BucketItem& item, Index buffer_nbytes) {
-  std::optional<Index> nbytes = static_cast<Index>(c10::elementSize(item.dtype));
-  for (const std::int64_t extent : item.shape) {
-    if (nbytes.has_value() && extent >= 0) nbytes = CheckedMultiply(*nbytes, extent);
-    if (nbytes.has_value() && extent >= 0) continue;
+  const std::optional<Index> nbytes =
+      CheckedProduct(static_cast<Index>(c10::elementSize(item.dtype)), item.shape);
+  if (!nbytes.has_value()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("`", item.name, "` has a shape whose bytes cannot be counted"));
+        absl::StrCat("`", item.name, "` has a shape whose bytes cannot be counted: [",
+                     absl::StrJoin(item.shape, ", "), "]; send it as declared"));
   }
   if (item.byte_offset < 0 || item.byte_offset > buffer_nbytes ||
       *nbytes > buffer_nbytes - item.byte_offset) {

@@ -6,9 +6,12 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "backend/cast_bits.h"
 #include "backend/convert.h"
+#include "geometry/checked_product.h"
 #include "lifecycle/arrival.h"
+#include "lifecycle/written_bytes.h"
 
 namespace loadplan {
 namespace {
@@ -121,6 +124,11 @@ absl::Status ShardSet::Add(const std::string& name, std::int32_t geometry,
                            std::vector<LocalShard> shards) {
   if (table_ != nullptr) return absl::InternalError("shards were added to a set that is in use");
   const TensorGeometry& of = builder_.geometries()[static_cast<std::size_t>(geometry)];
+  if (!CheckedProduct(of.dtype.itemsize, of.shape).has_value()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", name, "` has a shape whose bytes cannot be counted: [",
+                     absl::StrJoin(of.shape, ", "), "]; give the shape that it has"));
+  }
   for (const LocalShard& shard : shards) {
     if (absl::Status status = CheckShard(name, of, shard); !status.ok()) return status;
   }

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import traceback
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -40,6 +41,12 @@ def make_tracer(targets: Targets, metas: list[ParamMeta]) -> Any:
             raise ValueError(
                 f"`{meta.name}` is declared as {meta.dtype!r}, which is no torch dtype"
             )
+        try:
+            array("q", meta.shape)  # what the library counts in
+        except (TypeError, OverflowError):
+            raise ValueError(
+                f"`{meta.name}` is declared with the shape {meta.shape!r}; expected whole numbers"
+            ) from None
     names, tensors = targets.lists()
     return classes.Tracer(
         [meta.name for meta in metas],

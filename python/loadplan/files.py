@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
@@ -204,7 +205,8 @@ def _item(row: Any) -> BucketItem:
     try:
         item = BucketItem(*row)
         if isinstance(item.name, str) and item.dtype in CODE_OF:
+            array("q", [*item.shape, item.offset])  # what the library counts in
             return item._replace(shape=tuple(item.shape), offset=int(item.offset))
-    except TypeError:
+    except (TypeError, OverflowError):
         pass
     raise TypeError(f"{row!r} describes no tensor; expected (name, shape, dtype, offset in bytes)")

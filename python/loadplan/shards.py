@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import operator
+from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -229,7 +230,8 @@ def _checked_piece(name: str, piece: Any) -> Piece:
         rank, box, tensor = piece
         whole = operator.index(rank)
         box = tuple((operator.index(start), operator.index(stop)) for start, stop in box)
-    except (TypeError, ValueError):
+        array("q", [whole, *itertools.chain.from_iterable(box)])  # what the library counts in
+    except (TypeError, ValueError, OverflowError):
         whole, box, tensor = 0, (), ...
     if not (tensor is None or isinstance(tensor, Tensor)):
         raise TypeError(

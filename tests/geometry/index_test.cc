@@ -2,6 +2,7 @@
 
 #include <limits>
 
+#include "geometry/checked_product.h"
 #include "gtest/gtest.h"
 
 namespace loadplan {
@@ -22,6 +23,15 @@ TEST(CheckedMultiplyTest, IsNothingWhereTheProductDoesNotFit) {
   EXPECT_EQ(CheckedMultiply(kMax, 1), kMax);
   EXPECT_EQ(CheckedMultiply(kMax / 2 + 1, 2), std::nullopt);
   EXPECT_EQ(CheckedMultiply(kMin, -1), std::nullopt);
+}
+
+TEST(CheckedProductTest, IsNothingWhereItDoesNotFitOrAnExtentIsNegative) {
+  const DimVector scalar;
+  EXPECT_EQ(CheckedProduct(4, scalar), 4);
+  EXPECT_EQ(CheckedProduct(4, DimVector{2, 3}), 24);
+  EXPECT_EQ(CheckedProduct(4, DimVector{kMax, 0}), std::nullopt);
+  EXPECT_EQ(CheckedProduct(1, DimVector{kMax / 2 + 1, 2}), std::nullopt);
+  EXPECT_EQ(CheckedProduct(1, DimVector{-1, -1}), std::nullopt);
 }
 
 TEST(ByteRangeTest, IsHalfOpen) {

@@ -407,6 +407,9 @@ def test_what_load_bucket_takes() -> None:
         [("a", (3,), "float32", 0)],
         [("a", 3, F32, 0)],
         [(1, (3,), F32, 0)],
+        [("a", (3,), F32, 0.5)],
+        [("a", (3,), F32, 1 << 63)],
+        [("a", (1 << 63,), F32, 0)],
     ):
         with pytest.raises(TypeError, match="describes no tensor"):
             loadplan.load_bucket(targets, plan, buffer, metas)  # type: ignore[arg-type]

@@ -107,6 +107,23 @@ def test_metadata_refuses_names_declared_twice(tmp_path: Path) -> None:
         loadplan.metadata([*metas_of(w=(2,)), *metas_of(w=(2,))])
 
 
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        ((2, -3), "`w` has the negative extent -3"),
+        (
+            (1 << 62, 8),
+            r"`w` has a shape whose bytes cannot be counted: \[4611686018427387904",
+        ),
+        ((1 << 63,), r"`w` is declared with the shape \(9223372036854775808,\)"),
+        ((2.0,), r"`w` is declared with the shape \(2.0,\); expected whole numbers"),
+    ],
+)
+def test_shapes_that_no_tensor_has(shape: tuple[Any, ...], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        loadplan.plan_loads(simple(w=(2,)), [loadplan.ParamMeta("w", shape, torch.float32)])
+
+
 def raw_file(path: Path, header: str, data: bytes = b"") -> Path:
     path.write_bytes(len(header).to_bytes(8, "little") + header.encode() + data)
     return path

@@ -148,12 +148,21 @@ def test_refused_before_a_byte_is_written(case: str) -> None:
         (0, ((0, 4), (0, 4)), [1, 2]),
         (0, ((0, 4), (0, 4))),
         ("0", ((0, 4), (0, 4)), FULL),
+        (1 << 63, ((0, 4), (0, 4)), FULL),
+        (0, ((0, 1 << 63), (0, 4)), FULL),
         FULL,
     ],
 )
 def test_what_is_no_piece(piece: object) -> None:
     with pytest.raises(TypeError, match=r"is no shard of `w`; expected \(rank, box, tensor\)"):
         loadplan.Shards({"w": [piece]})
+
+
+def test_more_bytes_than_can_be_counted() -> None:
+    metas = {"w": ((1 << 40, 1 << 40), F32)}
+    box = ((0, 1 << 40), (0, 1 << 40))
+    with pytest.raises(ValueError, match=r"`w` has a shape whose bytes cannot be counted: \[1099"):
+        loadplan.Shards({"w": [(0, box, None)]}, metas)
 
 
 def test_metas_in_any_form() -> None:
