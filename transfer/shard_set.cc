@@ -69,20 +69,19 @@ class MemoryRanges {
       if (tensor.is_meta()) continue;
       const Index start = AddressOf(tensor);
       const auto nbytes = static_cast<Index>(tensor.storage().nbytes());
-      if (nbytes > 0) ranges_.push_back({start, start + nbytes});
+      ranges_.push_back({start, start + nbytes});
     }
-    std::ranges::sort(ranges_, {}, &ByteRange::start);
+    ranges_ = MergedRanges(std::move(ranges_), storages.size());
   }
 
   bool Meet(const at::Tensor& tensor) const {
-    if (ranges_.empty()) return false;
     const ByteRange range = MemoryOf(tensor);
     const auto next = std::ranges::upper_bound(ranges_, range.start, {}, &ByteRange::stop);
-    return range.start < range.stop && next != ranges_.end() && next->start < range.stop;
+    return !range.empty() && next != ranges_.end() && next->start < range.stop;
   }
 
  private:
-  std::vector<ByteRange> ranges_;  // of different storages: they share nothing
+  std::vector<ByteRange> ranges_;  // sorted, disjoint: two storages may lie over one memory
 };
 
 absl::Status IsNotHere(const std::string& name, std::int32_t rank, const Box& box) {
@@ -156,15 +155,12 @@ absl::Status ShardSet::BeginRead(std::span<const at::Tensor> live) {
       if (absl::Status status = CheckShard(name, GeometryOf(entry), shard); !status.ok()) {
         return status;
       }
-      if (written.Meet(shard.tensor)) {
-        shard.copy = shard.tensor.detach().clone();
-      } else if (shard.tensor.is_conj() || shard.tensor.is_neg()) {
-        shard.copy = shard.tensor.detach();
-      } else {
-        continue;
-      }
-      shard.copy = shard.copy.resolve_conj().resolve_neg();
-      copied_.push_back(&shard);
+      const bool is_lazy = shard.tensor.is_conj() || shard.tensor.is_neg();
+      const bool is_live = written.Meet(shard.tensor);
+      if (!is_lazy && !is_live) continue;
+      copied_.push_back(&shard);  // first: what is in no list is read for ever
+      const at::Tensor now = shard.tensor.detach();
+      shard.copy = is_lazy ? now.resolve_conj().resolve_neg() : now.clone();
     }
   }
   return absl::OkStatus();

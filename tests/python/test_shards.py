@@ -220,6 +220,17 @@ def test_shards_in_the_memory_that_is_written(atomic: bool) -> None:
         assert torch.equal(live["w"], wanted)
 
 
+def test_shards_in_memory_that_several_targets_show() -> None:
+    """Storages of their own over one buffer, as engines make them of one allocation."""
+    buffer = bytearray(64)
+    live = {"w": torch.frombuffer(buffer, dtype=F32).view(4, 4)}
+    live["w"].copy_(FULL)
+    live["tail of row 0"] = torch.frombuffer(buffer, dtype=F32, count=2, offset=8)
+    rows = [(0, ((0, 2), (0, 4)), live["w"][2:]), (1, ((2, 4), (0, 4)), live["w"][:2])]
+    load_by_shards(live, copy_rows, {"w": FULL}, {"w": rows})
+    assert torch.equal(live["w"], torch.cat([FULL[2:], FULL[:2]]))
+
+
 def test_fused_tensors_of_a_trainer() -> None:
     """Megatron's: gate and up in one tensor on each rank, q, k and v in one by KV head."""
     tp, groups, heads, dim, hidden, width = 2, 4, 2, 3, 5, 8
