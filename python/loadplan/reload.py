@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,6 +18,8 @@ from ._steps import fail, landed, run_hooks, step
 from ._streams import record_event
 from .plan import LoadPlan, reload_mode
 from .targets import Model, as_targets
+
+_DictItems: type = type({}.items())
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,8 @@ def load_planned(
     Targets on a GPU are written on its current stream; the event that is returned fires when the
     device has read everything, for senders that reuse memory on other streams or from the host.
 
-    Of a list or a mapping the names that go through the loader come first: what only the loader
-    can say fails before other names have landed.
+    Of a list, a tuple or a dict the names that go through the loader come first: what only the
+    loader can say fails before other names have landed.
     """
     session = session_of(model)
     call = "load_planned"
@@ -153,7 +155,8 @@ def load_planned(
     with step(session, call):
         session.begin(plan)
     mode, handle, targets = session.mode, session.handle, session.targets
-    if isinstance(pairs, Collection) and not mode.per_name:
+    # Other collections may make each tensor as it is asked for, all in one memory.
+    if isinstance(pairs, (list, tuple, _DictItems)) and not mode.per_name:
         _load_together(session, plan, pairs, call)
     else:
         deliver = handle.deliver
@@ -170,7 +173,7 @@ def load_planned(
 
 
 def _load_together(
-    session: Session, plan: LoadPlan, pairs: Collection[tuple[str, Tensor]], call: str
+    session: Session, plan: LoadPlan, pairs: Iterable[tuple[str, Tensor]], call: str
 ) -> None:
     names: list[str] = []
     tensors: list[Tensor] = []

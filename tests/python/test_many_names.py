@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import pytest
 import torch
@@ -64,6 +64,33 @@ def test_lands_whatever_the_pairs_come_in(how: str, columns: int) -> None:
     assert {(c.nbytes, c.total_nbytes) for c in receipt.coverage.values()} == {
         (20 * columns, 20 * columns)
     }
+
+
+class Lazy(Mapping[str, Tensor]):
+    """Reads each tensor as it is asked for, all into one memory."""
+
+    def __init__(self, weights: dict[str, Tensor]) -> None:
+        self._weights = weights
+        self._memory = torch.empty_like(weights["a"])
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._memory.copy_(self._weights[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+
+def test_a_mapping_may_use_its_memory_again() -> None:
+    model = Model()
+    plan, weights = model.plan(), full(model)
+    for lazy in (Lazy(weights), Lazy(weights).items()):
+        loadplan.start_reload(model.targets)
+        loadplan.load_planned(model.targets, plan, lazy)
+        loadplan.finish_reload(model.targets)
+        assert model.holds(weights.items())
 
 
 def test_coverage_of_a_part_is_not_that_of_the_whole() -> None:
