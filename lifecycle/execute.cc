@@ -1,7 +1,5 @@
 #include "lifecycle/execute.h"
 
-#include <ATen/ops/empty_strided.h>
-
 #include <algorithm>
 #include <functional>
 #include <string>
@@ -9,25 +7,10 @@
 
 #include "absl/strings/str_cat.h"
 #include "backend/convert.h"
+#include "geometry/at.h"
 #include "lifecycle/attempt.h"
 
 namespace loadplan {
-namespace {
-
-template <typename Vector, typename I>
-auto& At(Vector& vector, I index) {
-  return vector[static_cast<std::size_t>(index)];
-}
-
-// Strides of dimensions with one element say nothing about where elements lie.
-bool SameStrides(const at::Tensor& tensor, const std::vector<int64_t>& strides) {
-  for (int64_t d = 0; d < tensor.dim(); ++d) {
-    if (tensor.size(d) != 1 && tensor.stride(d) != At(strides, d)) return false;
-  }
-  return true;
-}
-
-}  // namespace
 
 PlanExecutor::PlanExecutor(std::shared_ptr<const TracedPlan> traced,
                            std::shared_ptr<const TargetSet> targets, LayerStaging* staging)
@@ -293,13 +276,6 @@ absl::Status PlanExecutor::Compute(std::int32_t index, std::vector<at::Tensor>& 
                               ToScalarType(program.inputs[i].dtype)));
     }
     results = node->second->Run(inputs);
-    for (std::size_t i = 0; i < results.size() && i < node->second->results.size(); ++i) {
-      const ResultMeta& meta = node->second->results[i];
-      if (!results[i].defined() || SameStrides(results[i], meta.strides)) continue;
-      // The plan addresses a result by the strides that the trace saw.
-      at::Tensor restrided = at::empty_strided(meta.sizes, meta.strides, results[i].options());
-      results[i] = restrided.copy_(results[i]);
-    }
   });
 }
 

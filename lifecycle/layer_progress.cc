@@ -3,13 +3,10 @@
 #include <algorithm>
 #include <numeric>
 
+#include "geometry/at.h"
+
 namespace loadplan {
 namespace {
-
-template <typename Vector, typename I>
-auto& At(Vector& vector, I index) {
-  return vector[static_cast<std::size_t>(index)];
-}
 
 std::int32_t FindRoot(std::vector<std::int32_t>& parents, std::int32_t layer) {
   while (At(parents, layer) != layer) {

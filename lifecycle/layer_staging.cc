@@ -9,16 +9,11 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
-#include "backend/convert.h"
+#include "geometry/at.h"
 #include "lifecycle/attempt.h"
 
 namespace loadplan {
 namespace {
-
-template <typename Vector, typename I>
-auto& At(Vector& vector, I index) {
-  return vector[static_cast<std::size_t>(index)];
-}
 
 Index NbytesOf(const at::Tensor& storage) { return static_cast<Index>(storage.storage().nbytes()); }
 

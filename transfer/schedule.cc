@@ -1,20 +1,15 @@
 #include "transfer/schedule.h"
 
 #include <algorithm>
+#include <functional>
 #include <iterator>
 #include <tuple>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "geometry/at.h"
 
 namespace loadplan {
 namespace {
-
-template <typename Vector, typename I>
-auto& At(Vector& vector, I index) {
-  return vector[static_cast<std::size_t>(index)];
-}
 
 void CutChunks(NameClass& name_class, Index max_nbytes) {
   for (std::size_t i = 0; i < name_class.items.size(); ++i) {
