@@ -110,11 +110,10 @@ void Schedule::DealOut() {
     const auto num = static_cast<std::int32_t>(senders.size());
     const std::int32_t count = next.name_class->count;
     const std::int32_t once_more = count % num;
-    // The first `once_more` of them get one name more than the others.
-    std::partial_sort(senders.begin(), senders.begin() + once_more, senders.end(),
-                      [&](std::int32_t a, std::int32_t b) {
-                        return std::pair(At(load, a), a) < std::pair(At(load, b), b);
-                      });
+    // The first `once_more` of them get one name more than the others. All are sorted: every rank
+    // has to come to the same order, whatever library it was built with.
+    std::ranges::sort(senders, {},
+                      [&](std::int32_t rank) { return std::pair(At(load, rank), rank); });
     if (count < num) senders.resize(static_cast<std::size_t>(count));
     for (std::size_t j = 0; j < senders.size(); ++j) {
       const std::int32_t turns = count / num + (static_cast<std::int32_t>(j) < once_more ? 1 : 0);
