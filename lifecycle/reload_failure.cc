@@ -5,14 +5,12 @@
 #include <chrono>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "lifecycle/annotate.h"
+#include "lifecycle/listed.h"
 #include "lifecycle/reload_session.h"
 
 namespace loadplan {
 namespace {
-
-constexpr std::size_t kNamesInMessage = 10;
 
 double Now() {
   const auto since_epoch = std::chrono::system_clock::now().time_since_epoch();
@@ -137,17 +135,9 @@ ReloadSession::Names ReloadSession::Landed() const {
   return landed;
 }
 
-// "`a`, `b` and 7 more".
 std::string ReloadSession::Quoted(std::span<const std::int32_t> entries) const {
-  const std::span<const std::int32_t> shown =
-      entries.first(std::min(entries.size(), kNamesInMessage));
-  std::string text = absl::StrJoin(shown, ", ", [&](std::string* out, std::int32_t entry) {
-    absl::StrAppend(out, "`", NameOf(entry), "`");
-  });
-  if (entries.size() > shown.size()) {
-    absl::StrAppend(&text, " and ", entries.size() - shown.size(), " more");
-  }
-  return text;
+  return Listed(entries,
+                [this](std::int32_t entry) { return absl::StrCat("`", NameOf(entry), "`"); });
 }
 
 std::string ReloadSession::LandedText() const {

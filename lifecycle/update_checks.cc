@@ -2,17 +2,15 @@
 
 #include <algorithm>
 #include <iterator>
-#include <utility>
+#include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "lifecycle/arrival.h"
+#include "lifecycle/listed.h"
 
 namespace loadplan {
 namespace {
-
-constexpr std::size_t kNamesInMessage = 10;
 
 bool MatchesAny(std::span<const std::string> patterns, const std::string& name) {
   return std::ranges::any_of(
@@ -20,13 +18,10 @@ bool MatchesAny(std::span<const std::string> patterns, const std::string& name) 
 }
 
 // `bare`: each a target with its bytes.
-absl::Status Bare(std::vector<std::string> bare) {
+absl::Status Bare(const std::vector<std::string>& bare) {
   if (bare.empty()) return absl::OkStatus();
-  const std::size_t count = bare.size();
-  if (count > kNamesInMessage) bare.resize(kNamesInMessage);
   return absl::FailedPreconditionError(
-      absl::StrCat(count, " required target(s) are left without bytes: ", absl::StrJoin(bare, ", "),
-                   count > bare.size() ? ", ..." : "",
+      absl::StrCat(bare.size(), " required target(s) are left without bytes: ", Listed(bare),
                    "; declare the checkpoint tensors that fill them, or do not require them"));
 }
 
@@ -54,7 +49,7 @@ absl::Status CheckRequired(const TracedPlan& traced, std::span<const std::string
     if (uncovered.nbytes == 0 || !MatchesAny(required, name)) continue;
     bare.push_back(BareText(name, uncovered.nbytes, uncovered.total_nbytes));
   }
-  return Bare(std::move(bare));
+  return Bare(bare);
 }
 
 absl::Status CheckRequiredWritten(std::span<const TargetTensor> targets,
@@ -69,7 +64,7 @@ absl::Status CheckRequiredWritten(std::span<const TargetTensor> targets,
     const Index left = target.total_nbytes - target.nbytes;
     if (left > 0) bare.push_back(BareText(target.name, left, target.total_nbytes));
   }
-  return Bare(std::move(bare));
+  return Bare(bare);
 }
 
 absl::Status CheckWhole(const LoadPlan& plan, std::span<const std::int32_t> partial) {

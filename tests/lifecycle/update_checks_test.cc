@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/lifecycle/live_log.h"
@@ -41,6 +42,15 @@ TEST(CheckRequiredTest, NamesWhatIsNot) {
               StatusIs(absl::StatusCode::kFailedPrecondition,
                        AllOf(HasSubstr("1 required target(s) are left without bytes"),
                              HasSubstr("`layers.0.v` (16 of 32 bytes)"))));
+}
+
+TEST(CheckRequiredTest, NamesTenAndCountsTheOthers) {
+  LiveLog log;
+  for (int i = 0; i < 12; ++i) log.Target(absl::StrCat("w", i), {2});
+  EXPECT_THAT(CheckRequired(*log.Bind().value()->traced, std::vector<std::string>{"*"}),
+              StatusIs(absl::StatusCode::kFailedPrecondition,
+                       AllOf(HasSubstr("12 required target(s) are left without bytes: `w0` (8 of "),
+                             HasSubstr("`w9` (8 of 8 bytes) and 2 more; declare"))));
 }
 
 TEST(CheckRequiredTest, RefusesAPatternThatNamesNothing) {
