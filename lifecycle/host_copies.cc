@@ -6,7 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstring>
-#include <system_error>
+#include <exception>
 #include <thread>
 #include <vector>
 
@@ -227,15 +227,15 @@ void RunCopiesInParallel(const CopyBatch& batch, const HostCopyOptions& options)
     }
     Fence();
   };
-  const std::uint64_t wanted = std::min<std::uint64_t>(nbytes / options.thread_nbytes, num_pieces);
+  const auto num_threads = static_cast<std::size_t>(
+      std::min({static_cast<std::uint64_t>(std::max(options.max_threads, 1)),
+                nbytes / options.thread_nbytes, std::uint64_t{num_pieces}}));
   std::vector<std::thread> others;
-  others.reserve(static_cast<std::size_t>(wanted));
+  others.reserve(num_threads);
   try {
-    for (int i = 1; i < options.max_threads && static_cast<std::uint64_t>(i) < wanted; ++i) {
-      others.emplace_back(work);
-    }
-  } catch (const std::system_error&) {
-    // A limit on threads: those that there are do it.
+    while (others.size() + 1 < num_threads) others.emplace_back(work);
+  } catch (const std::exception&) {
+    // A limit on threads, or no memory for one: those that there are do it.
   }
   work();
   for (std::thread& other : others) other.join();
