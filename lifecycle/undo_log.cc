@@ -46,13 +46,15 @@ const c10::StorageImpl* StorageOf(const at::Tensor& tensor) {
   return tensor.storage().unsafeGetStorageImpl();
 }
 
-// Of an unlinked file: it has no name from the start where the file system can do that.
+// Unlinked at once: it goes with the process.
 std::FILE* OpenUnnamed(const std::string& directory) {
   std::string path = absl::StrCat(directory, "/loadplan-undo-XXXXXX");
   const int descriptor = mkstemp(path.data());
   if (descriptor < 0) return nullptr;
   unlink(path.c_str());
-  return fdopen(descriptor, "w+b");
+  std::FILE* const file = fdopen(descriptor, "w+b");
+  if (file == nullptr) close(descriptor);
+  return file;
 }
 
 // `io` is pread or pwrite; whole or not at all.
