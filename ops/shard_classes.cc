@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "backend/convert.h"
+#include "lifecycle/attempt.h"
 #include "ops/raise.h"
 
 namespace loadplan {
@@ -71,7 +72,8 @@ void ShardExchangeClass::connect(ExchangeRoles roles, const std::string& problem
 
 void ShardExchangeClass::connect_files(const std::shared_ptr<const BoundPlan>& plan,
                                        const std::vector<std::string>& paths) {
-  absl::StatusOr<std::unique_ptr<FileShards>> files = FileShards::Open(paths, plan->plan());
+  absl::StatusOr<std::unique_ptr<FileShards>> files =
+      Attempt("opening files", [&] { return FileShards::Open(paths, plan->plan()); });
   if (files.ok()) files_ = *std::move(files);
   options_.schedule.must_cover = false;
   exchange_ = Value(
