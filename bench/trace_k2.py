@@ -2,10 +2,8 @@
 
     python bench/trace_k2.py [--parallel tp|ep] [--repeat 3] [--layers 61]
 
-The loader is written as engines write it: a dict of parameters, fused projections found in a list
-of substrings, experts found by a scan of `(param_name, weight_name, expert_id, shard_id)`, every
-parameter with its own weight loader, one `load_weights` call.  It is the same code for both devices
-and only it is timed; parameters are on the meta device, shapes are real, ranks are rank 1 of 8.
+The loader is that of ``moe_engine.py``, called once.  It is the same code for both devices and only
+it is timed; parameters are on the meta device, shapes are real, ranks are rank 1 of 8.
 
 The scan is half of the time and the same on both devices, which flatters the ratio.  A second row
 times the same loader with the expert mapping indexed, where little is left but tensor operations.
@@ -16,16 +14,24 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 
+import moe_engine
 import torch
-from torch import Tensor, nn
+from moe_engine import (
+    RANK,
+    RANKS,
+    ExpertLoader,
+    load_columns,
+    load_part_of_rows,
+    load_rows,
+    load_whole,
+)
+from torch import Tensor
 
 import loadplan
 
 TARGET = 1.15  # seconds on trace / seconds on meta, with the scan
-RANK, RANKS = 1, 8
 
 HIDDEN, VOCAB, EXPERTS = 7168, 163_840, 384
 DENSE_WIDTH, EXPERT_WIDTH = 18_432, 2048
@@ -33,8 +39,6 @@ HEADS, NOPE, ROPE, VALUE = 64, 128, 64, 128
 Q_LORA, KV_LORA = 1536, 512
 
 Name = tuple[str, tuple[int, ...], torch.dtype]
-Weights = Iterable[tuple[str, Tensor]]
-ExpertRoute = tuple[str, str, int, str]  # param_name, weight_name, expert_id, shard_id
 
 
 def checkpoint_names(layers: int) -> Iterator[Name]:
@@ -73,65 +77,16 @@ def checkpoint_names(layers: int) -> Iterator[Name]:
 
 
 # ------------------------------------------------------------------ the engine's side
-def load_whole(param: Tensor, loaded: Tensor) -> None:
-    assert param.shape == loaded.shape
-    param.data.copy_(loaded)
-
-
-def load_rows(param: Tensor, loaded: Tensor) -> None:
-    """Column parallel: this rank's block of rows."""
-    share = param.shape[0]
-    param.data.copy_(loaded.narrow(0, RANK * share, share))
-
-
-def load_columns(param: Tensor, loaded: Tensor) -> None:
-    """Row parallel: this rank's block of columns."""
-    share = param.shape[1]
-    param.data.copy_(loaded.narrow(1, RANK * share, share))
-
-
-def load_half_of_rows(param: Tensor, loaded: Tensor, half: int) -> None:
-    """Gate and up in one parameter, each cut by rank."""
-    share = param.shape[0] // 2
-    place = param.data.narrow(0, half * share, share)
-    place.copy_(loaded.narrow(0, RANK * share, share))
-
-
 def load_stacked(param: Tensor, loaded: Tensor, part: int) -> None:
     """Two replicated low-rank projections in one parameter."""
     start = Q_LORA if part else 0
     param.data.narrow(0, start, loaded.shape[0]).copy_(loaded)
 
 
-@dataclass(frozen=True)
-class ExpertLoader:
-    """Cuts every expert by rank, or keeps whole experts of which this rank has a block."""
+class Engine(moe_engine.Engine):
+    """Of Kimi-K2, on the meta device."""
 
-    local_of: dict[int, int]
-    cut: bool
-
-    def __call__(self, param: Tensor, loaded: Tensor, shard_id: str, expert_id: int) -> bool:
-        local = self.local_of.get(expert_id, -1)
-        if local == -1:
-            return False
-        expert = param.data[local]
-        if shard_id == "w2":
-            if self.cut:
-                share = expert.shape[1]
-                loaded = loaded.narrow(1, RANK * share, share)
-            expert.copy_(loaded)
-            return True
-        share = expert.shape[0] // 2
-        if self.cut:
-            loaded = loaded.narrow(0, RANK * share, share)
-        expert.narrow(0, 0 if shard_id == "w1" else share, share).copy_(loaded)
-        return True
-
-
-class Engine:
-    """The parameters of one rank and `load_weights`, as engines write them for such models."""
-
-    FUSED = (  # param_name, weight_name, part
+    FUSED = (
         ("gate_up_proj", "gate_proj", 0),
         ("gate_up_proj", "up_proj", 1),
         ("fused_qkv_a_proj", "q_a_proj", 0),
@@ -139,21 +94,7 @@ class Engine:
     )
 
     def __init__(self, layers: int, expert_parallel: bool, indexed: bool) -> None:
-        self.params: dict[str, Tensor] = {}
-        self.indexed = indexed
-        self.routes: list[ExpertRoute] = [
-            (
-                "experts.w2_" if shard_id == "w2" else "experts.w13_",
-                f"experts.{e}.{name}.",
-                e,
-                shard_id,
-            )
-            for e in range(EXPERTS)
-            for shard_id, name in (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj"))
-        ]
-        self.route_of = {
-            weight_name: [route] for route in self.routes for weight_name in route[1:2]
-        }
+        super().__init__(EXPERTS, self.FUSED, indexed=indexed, device="meta")
         held = EXPERTS // RANKS if expert_parallel else EXPERTS
         first = RANK * held if expert_parallel else 0
         width = EXPERT_WIDTH if expert_parallel else EXPERT_WIDTH // RANKS
@@ -184,60 +125,9 @@ class Engine:
         self.add("model.norm.weight", load_whole, HIDDEN)
         self.add("lm_head.weight", load_rows, VOCAB // RANKS, HIDDEN)
 
-    def add(
-        self,
-        name: str,
-        loader: Callable[..., object],
-        *shape: int,
-        dtype: torch.dtype = torch.bfloat16,
-    ) -> None:
-        data = torch.empty(shape, dtype=dtype, device="meta")
-        param = nn.Parameter(data, requires_grad=False)
-        param.weight_loader = loader
-        self.params[name] = param
-
     def add_mlp(self, prefix: str, width: int) -> None:
-        self.add(f"{prefix}.gate_up_proj.weight", load_half_of_rows, 2 * width, HIDDEN)
+        self.add(f"{prefix}.gate_up_proj.weight", load_part_of_rows, 2 * width, HIDDEN)
         self.add(f"{prefix}.down_proj.weight", load_columns, HIDDEN, width)
-
-    def routes_for(self, name: str) -> list[ExpertRoute]:
-        """All routes, for the scan; or the one that fits, where the mapping is indexed."""
-        if not self.indexed:
-            return self.routes
-        _, found, rest = name.partition(".mlp.experts.")
-        return self.route_of["experts." + rest.removesuffix("weight")] if found else []
-
-    def load_weights(self, weights: Weights) -> set[str]:
-        params = self.params
-        written: set[str] = set()
-        for name, loaded in weights:
-            if "rotary_emb.inv_freq" in name:
-                continue
-            for param_name, weight_name, part in self.FUSED:
-                if weight_name not in name or "mlp.experts." in name:
-                    continue
-                name = name.replace(weight_name, param_name)
-                param = params[name]
-                param.weight_loader(param, loaded, part)
-                break
-            else:
-                is_expert = False
-                for param_name, weight_name, expert_id, shard_id in self.routes_for(name):
-                    if weight_name not in name:
-                        continue
-                    is_expert = True
-                    mapped = name.replace(weight_name, param_name)
-                    param = params[mapped]
-                    if param.weight_loader(param, loaded, shard_id=shard_id, expert_id=expert_id):
-                        name = mapped
-                        break
-                else:
-                    if is_expert:  # an expert of another rank
-                        continue
-                    param = params[name]
-                    param.weight_loader(param, loaded)
-            written.add(name)
-        return written
 
 
 # ------------------------------------------------------------------ measuring

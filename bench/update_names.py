@@ -3,11 +3,10 @@
     ./dev python bench/update_names.py [--rounds 5]
 
 Kimi-K2's 69,975 names and Qwen3-30B-A3B's 18,867, experts fused, rank 1 of 8, with tiny tensors:
-what is left is the price of a name.  The loader is written as engines write it (as in
-``trace_k2.py``): experts found by a scan of `(param_name, weight_name, expert_id, shard_id)`;
-*indexed*: the same with that table in a dict, the best that such a loader can be.  By plan: all
-names in one call of `load_planned`, in buckets of 100, and one by one from a generator.  *handed
-over*: the pairs are iterated in Python and two lists go to the library, which does nothing.
+what is left is the price of a name.  The loader is that of ``moe_engine.py``, scanning its table of
+experts or with the table indexed.  By plan: all names in one call of `load_planned`, in buckets of
+100, and one by one from a generator.  *handed over*: the pairs are iterated in Python and two lists
+go to the library, which does nothing.
 
 All ways take turns and fill their own tensors, which are compared after every round.  CPU time of
 the process, medians: other programs leave it as it is.
@@ -22,110 +21,29 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
-from torch import Tensor, nn
+from moe_engine import (
+    RANK,
+    RANKS,
+    Engine,
+    ExpertLoader,
+    Fused,
+    Weights,
+    load_columns,
+    load_part_of_rows,
+    load_rows,
+    load_whole,
+)
+from torch import Tensor
 
 import loadplan
 from loadplan._sessions import session_of
 
-RANK, RANKS = 1, 8
 HIDDEN, WIDTH, VOCAB = 32, 32, 64
 BUCKET = 100
 
+GATE_AND_UP = (("gate_up_proj", "gate_proj", 0), ("gate_up_proj", "up_proj", 1))
+
 Shape = tuple[int, ...]
-Weights = Iterable[tuple[str, Tensor]]
-Route = tuple[str, str, int, str]  # param_name, weight_name, expert_id, shard_id
-
-EXPERT_PARTS = (("w1", "gate_proj"), ("w2", "down_proj"), ("w3", "up_proj"))
-
-
-def load_whole(param: Tensor, loaded: Tensor) -> None:
-    assert param.shape == loaded.shape
-    param.data.copy_(loaded)
-
-
-def load_rows(param: Tensor, loaded: Tensor) -> None:
-    """Column parallel: this rank's block of rows."""
-    share = param.shape[0]
-    param.data.copy_(loaded.narrow(0, RANK * share, share))
-
-
-def load_columns(param: Tensor, loaded: Tensor) -> None:
-    """Row parallel: this rank's block of columns."""
-    share = param.shape[1]
-    param.data.copy_(loaded.narrow(1, RANK * share, share))
-
-
-def load_part_of_rows(param: Tensor, loaded: Tensor, part: int) -> None:
-    """Several projections in one parameter, each cut by rank."""
-    share = loaded.shape[0] // RANKS
-    place = param.data.narrow(0, part * share, share)
-    place.copy_(loaded.narrow(0, RANK * share, share))
-
-
-def load_expert(param: Tensor, loaded: Tensor, shard_id: str, expert_id: int) -> None:
-    expert = param.data[expert_id]
-    if shard_id == "w2":
-        share = expert.shape[1]
-        expert.copy_(loaded.narrow(1, RANK * share, share))
-        return
-    share = expert.shape[0] // 2
-    place = expert.narrow(0, 0 if shard_id == "w1" else share, share)
-    place.copy_(loaded.narrow(0, RANK * share, share))
-
-
-class Engine:
-    """The parameters of one rank and `load_weights`, as engines write them for such models."""
-
-    def __init__(self, experts: int, fused: dict[str, tuple[str, int]], indexed: bool) -> None:
-        self.params: dict[str, Tensor] = {}
-        self.fused = [(param, weight, part) for weight, (param, part) in fused.items()]
-        self.indexed = indexed
-        self.routes: list[Route] = [
-            ("experts.w2_" if shard == "w2" else "experts.w13_", f"experts.{e}.{name}.", e, shard)
-            for e in range(experts)
-            for shard, name in EXPERT_PARTS
-        ]
-        self.route_of = {route[1]: [route] for route in self.routes}
-
-    def add(self, name: str, loader: Callable[..., None], *shape: int) -> None:
-        param = nn.Parameter(torch.zeros(shape, dtype=torch.bfloat16), requires_grad=False)
-        param.weight_loader = loader  # type: ignore[attr-defined]
-        self.params[name] = param
-
-    def routes_for(self, name: str) -> list[Route]:
-        if not self.indexed:
-            return self.routes
-        _, found, rest = name.partition(".mlp.experts.")
-        return self.route_of["experts." + rest.removesuffix("weight")] if found else []
-
-    def load_weights(self, weights: Weights) -> set[str]:
-        params = self.params
-        written: set[str] = set()
-        for name, loaded in weights:
-            if "rotary_emb.inv_freq" in name:
-                continue
-            for param_name, weight_name, part in self.fused:
-                if weight_name not in name or "mlp.experts." in name:
-                    continue
-                name = name.replace(weight_name, param_name)
-                param = params[name]
-                param.weight_loader(param, loaded, part)  # type: ignore[attr-defined]
-                break
-            else:
-                for param_name, weight_name, expert_id, shard_id in self.routes_for(name):
-                    if weight_name not in name:
-                        continue
-                    name = name.replace(weight_name, param_name)
-                    param = params[name]
-                    param.weight_loader(  # type: ignore[attr-defined]
-                        param, loaded, shard_id=shard_id, expert_id=expert_id
-                    )
-                    break
-                else:
-                    param = params[name]
-                    param.weight_loader(param, loaded)  # type: ignore[attr-defined]
-            written.add(name)
-        return written
 
 
 class Model:
@@ -136,7 +54,7 @@ class Model:
         self.layers = layers
         self.experts = experts
 
-    fused: dict[str, tuple[str, int]]
+    fused: tuple[Fused, ...]
 
     def attention(self, at: str, engine: Engine) -> Iterator[tuple[str, Shape]]:
         raise NotImplementedError
@@ -159,7 +77,8 @@ class Model:
         yield f"{at}.gate.weight", (self.experts, HIDDEN)
 
     def build(self, indexed: bool) -> tuple[Engine, dict[str, Shape]]:
-        engine = Engine(self.experts, self.fused, indexed)
+        engine = Engine(self.experts, self.fused, indexed=indexed)
+        load_expert = ExpertLoader({e: e for e in range(self.experts)}, cut=True)
         names: dict[str, Shape] = {}
         share = WIDTH // RANKS
         for name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -185,13 +104,12 @@ class Model:
 
 
 class Qwen3Moe(Model):
-    fused = {
-        "q_proj": ("qkv_proj", 0),
-        "k_proj": ("qkv_proj", 1),
-        "v_proj": ("qkv_proj", 2),
-        "gate_proj": ("gate_up_proj", 0),
-        "up_proj": ("gate_up_proj", 1),
-    }
+    fused = (
+        ("qkv_proj", "q_proj", 0),
+        ("qkv_proj", "k_proj", 1),
+        ("qkv_proj", "v_proj", 2),
+        *GATE_AND_UP,
+    )
 
     def attention(self, at: str, engine: Engine) -> Iterator[tuple[str, Shape]]:
         engine.add(f"{at}.qkv_proj.weight", load_part_of_rows, 3 * WIDTH // RANKS, HIDDEN)
@@ -205,7 +123,7 @@ class Qwen3Moe(Model):
 
 
 class KimiK2(Model):
-    fused = {"gate_proj": ("gate_up_proj", 0), "up_proj": ("gate_up_proj", 1)}
+    fused = GATE_AND_UP
 
     def is_dense(self, layer: int) -> bool:
         return layer == 0
