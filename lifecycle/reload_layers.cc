@@ -2,7 +2,6 @@
 #include <utility>
 
 #include "absl/container/flat_hash_set.h"
-#include "absl/strings/str_cat.h"
 #include "lifecycle/reload_session.h"
 
 namespace loadplan {

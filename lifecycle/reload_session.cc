@@ -3,7 +3,6 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <exception>
 
 #include "absl/strings/str_cat.h"
 #include "lifecycle/annotate.h"

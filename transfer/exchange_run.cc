@@ -1,12 +1,9 @@
 #include "transfer/exchange_run.h"
 
-#include <ATen/ops/narrow.h>
-
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "backend/convert.h"
 #include "geometry/strided_map.h"
 #include "lifecycle/attempt.h"
 

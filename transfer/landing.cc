@@ -1,7 +1,6 @@
 #include "transfer/landing.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "backend/convert.h"
 #include "geometry/strided_map.h"

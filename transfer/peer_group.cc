@@ -1,7 +1,6 @@
 #include "transfer/peer_group.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <cstring>
