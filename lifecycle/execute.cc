@@ -90,23 +90,21 @@ absl::Status PlanExecutor::Deliver(std::int32_t entry, const at::Tensor& tensor)
   const auto pieces = pieces_of_source_.find(entry);
   const std::span<const WriteItem> writes = plan_.writes_of(entry);
   if (!writes.empty() || pieces != pieces_of_source_.end()) {
+    absl::Status status = BeforeRead(ByteSide::OfElements(tensor));
+    if (!status.ok()) return status;
     // A plan speaks of row-major tensors; a sender may hand over any view.
     const bool is_plain = tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
-    if (!is_plain) {
-      absl::Status status = BeforeRead(ByteSide::OfElements(tensor));
-      if (!status.ok()) return status;
-    }
     const ByteSide from =
         ByteSide::OfElements(is_plain ? tensor : tensor.resolve_conj().resolve_neg().contiguous());
     for (const WriteItem& item : writes) {
-      if (absl::Status status = Write(item, from); !status.ok()) return status;
+      if (status = Write(item, from); !status.ok()) return status;
     }
     if (pieces != pieces_of_source_.end()) {
-      if (absl::Status status = GatherAll(pieces->second, from); !status.ok()) return status;
+      if (status = GatherAll(pieces->second, from); !status.ok()) return status;
     }
     // A copy of ours would stay in memory with those of all names of the batch.
     if (!is_plain && queue_ != nullptr && queue_->device().is_for_many) {
-      if (absl::Status status = queue_->Flush(); !status.ok()) return status;
+      if (status = queue_->Flush(); !status.ok()) return status;
     }
   }
   return Arrived(entry);
@@ -166,7 +164,6 @@ absl::Status PlanExecutor::Gather(const PieceRef& ref, const ByteSide& from) {
 }
 
 absl::Status PlanExecutor::GatherAll(const std::vector<PieceRef>& pieces, const ByteSide& from) {
-  if (absl::Status status = BeforeRead(from); !status.ok()) return status;
   for (const PieceRef& ref : pieces) {
     if (absl::Status status = Gather(ref, from); !status.ok()) return status;
   }

@@ -281,6 +281,37 @@ TEST_F(LayerWithBufferTest, WaitsForTheBufferAndSetsItsConstantsFirst) {
   EXPECT_TRUE(at::equal(b, at::full({2, 2}, 9.0)));
 }
 
+// It counts the bytes that it waits for as they are written: nobody writes them past it.
+TEST_F(LayerWithBufferTest, GivesNoPlaces) {
+  ASSERT_THAT(executor_->Begin(), IsOk());
+  const StridedMap all = StridedMap::Unchecked({}, {0, {}, 8}, {0, {}, 8}, false);
+  for (const std::int32_t entry : {0, 1}) {
+    EXPECT_FALSE(executor_->PlacesOf(entry, all)->has_value());
+    EXPECT_FALSE(executor_->InPlace(entry, {0, 8})->has_value());
+  }
+}
+
+TEST(LayerStagingReads, ALiveTensorThatComesIsReadAfterTheCopiesThatWait) {
+  LiveLog log;
+  const View p = log.Target("p", {2});
+  const View b = log.Target("b", {2});
+  log.Copy(p, log.Source("x", {2}));
+  log.Copy(b, log.Source("y", {2}));
+  const auto plan = log.Bind().value();
+  StagingSpec spec;
+  spec.targets = {{"b", 0, at::kCPU, {}}};
+  const auto staging = LayerStaging::Create(plan->traced, plan->targets, spec).value();
+  PlanExecutor executor(plan->traced, plan->targets, staging.get());
+  executor.BatchOn(*HostCopyDevice(*plan->targets),
+                   plan->on_device.Get(plan->plan(), *plan->targets, at::kCPU));
+  ASSERT_THAT(executor.Begin(), IsOk());
+  executor.BeginBatch();
+  ASSERT_THAT(executor.Deliver(0, at::full({2}, 3.0)), IsOk());
+  ASSERT_THAT(executor.Deliver(1, log.target(0)), IsOk());
+  ASSERT_THAT(executor.Flush(), IsOk());
+  EXPECT_TRUE(at::equal(log.target(1), at::full({2}, 3.0)));
+}
+
 TEST(LayerStagingReads, LiveBytesAreCopiedBeforeTheLayerIsProcessed) {
   LiveLog log;
   const View w = log.Target("w", {2});
