@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -96,6 +97,18 @@ TEST_F(BatchedSessionTest, WaitsForTheEndOfABatch) {
   EXPECT_TRUE(IsOld(0) && IsOld(1));
   ASSERT_THAT(session_.EndBatch(), IsOk());
   EXPECT_TRUE(HasX() && HasY());
+}
+
+TEST_F(BatchedSessionTest, NamesOfAnotherThreadDoNotWait) {
+  Begin();
+  session_.BeginBatch();
+  std::thread([this] {
+    const at::Tensor sent = y_.clone();
+    EXPECT_THAT(session_.Deliver("y", sent), IsOk());
+    sent.fill_(-1);
+  }).join();
+  EXPECT_TRUE(HasY());
+  EXPECT_THAT(session_.EndBatch(), IsOk());
 }
 
 TEST_F(BatchedSessionTest, SaysOfNoNameThatItLandedBeforeItHas) {

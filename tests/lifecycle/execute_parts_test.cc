@@ -227,7 +227,9 @@ TEST_F(DeliverPartTest, GivesThePlacesOfAPartWithGaps) {
   ASSERT_TRUE(placed.has_value());
   EXPECT_EQ(placed->nbytes, 32);
   EXPECT_EQ(placed->target_nbytes, 32);
+  EXPECT_EQ(executor_->written_nbytes(), 0);
   ASSERT_THAT(executor_->DeliveredPart(0, rows, *placed), IsOk());
+  EXPECT_EQ(executor_->written_nbytes(), 32);
   EXPECT_THAT(executor_->DeliveredPart(0, rows, *placed),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("came in two parts")));
 }

@@ -118,6 +118,10 @@ REFUSED = {
         r"the shard \[2:4, 0:4\] of `w` on rank 1 came without its tensor",
     ),
     "no shards": ([], r"`w` has no shards"),
+    "replicas that are one tensor and its transpose": (
+        [(0, ((0, 4), (0, 4)), FULL), (1, ((0, 4), (0, 4)), FULL.t())],
+        r"`w`: ranks 0 and 1 both hold \[0:4, 0:4\], with different bytes",
+    ),
     "no memory": (
         [(0, ((0, 4), (0, 4)), without_memory(FULL))],
         r"`w` has lost its memory: its storage was made smaller",
@@ -218,6 +222,21 @@ def test_shards_in_the_memory_that_is_written(atomic: bool) -> None:
         loadplan.finish_reload(model)
         wanted = FULL if update else torch.cat([FULL[2:], FULL[:2]])
         assert torch.equal(live["w"], wanted)
+
+
+def test_shards_that_leave_the_memory_that_is_written() -> None:
+    """What was copied for one update is not read in the next."""
+    live = {"w": FULL.clone()}
+    parameter = torch.nn.Parameter(live["w"], requires_grad=False)
+    shards = loadplan.Shards({"w": [(0, ((0, 4), (0, 4)), parameter)]})
+    model = targets_of(live, copy_rows)
+    plan = loadplan.plan_loads(model, {"w": FULL})
+    for moved in (live["w"], FULL + 1):
+        parameter.data = moved
+        loadplan.start_reload(model)
+        loadplan.load_shards(model, plan, shards)
+        loadplan.finish_reload(model)
+        assert torch.equal(live["w"], moved)
 
 
 def test_shards_in_memory_that_several_targets_show() -> None:

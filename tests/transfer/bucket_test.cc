@@ -2,13 +2,17 @@
 
 #include <ATen/ATen.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <string>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/lifecycle/live_log.h"
+#include "tests/lifecycle/no_memory.h"
 #include "tests/testing/status_matchers.h"
 
 namespace loadplan {
@@ -17,6 +21,7 @@ namespace {
 using ::loadplan::testing::IsOk;
 using ::loadplan::testing::kBFloat16;
 using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::NoMemory;
 using ::loadplan::testing::StatusIs;
 using ::loadplan::testing::View;
 using ::testing::AllOf;
@@ -125,6 +130,34 @@ TEST_F(BucketTest, TheBufferHasToBeContiguousMemory) {
     EXPECT_THAT(DeliverBucket(*session_, buffer, items_),
                 StatusIs(kInvalid, HasSubstr("must be a contiguous tensor")));
   }
+}
+
+// More copies than fit into the arguments of a kernel, and no memory to lay them out in.
+TEST(BucketBatchTest, AnErrorAtTheEndOfTheBatchIsTheCalls) {
+  const char* const before = std::getenv("LOADPLAN_CUDA_BATCH");
+  const std::string value = before == nullptr ? "" : before;
+  setenv("LOADPLAN_CUDA_BATCH", "reference", /*overwrite=*/1);
+  LiveLog log;
+  std::vector<BucketItem> items;
+  std::vector<View> targets;
+  constexpr Index kNames = 20;
+  for (Index i = 0; i < kNames; ++i) targets.push_back(log.Target(absl::StrCat("w", i), {2}));
+  for (Index i = 0; i < kNames; ++i) {
+    const std::string name = absl::StrCat("x", i);
+    log.Copy(targets[static_cast<std::size_t>(i)], log.Source(name, {2}));
+    items.push_back({name, {2}, at::kFloat, 8 * i});
+  }
+  ReloadSession session;
+  ASSERT_THAT(session.Start({}), IsOk());
+  ASSERT_THAT(session.Begin(log.Bind().value(), log.live()), IsOk());
+  setenv("LOADPLAN_CUDA_BATCH", value.c_str(), /*overwrite=*/1);
+  const at::Tensor buffer = at::zeros({8 * kNames}, at::kByte);
+  const NoMemory no_memory;
+  EXPECT_THAT(DeliverBucket(session, buffer, items),
+              StatusIs(absl::StatusCode::kInternal,
+                       AllOf(HasSubstr("no memory for"),
+                             HasSubstr("names that came last may not have landed"))));
+  EXPECT_EQ(session.report().state, SessionState::kFailed);
 }
 
 // As a wrapper subclass arrives from Python: the key, and no memory.

@@ -73,7 +73,12 @@ void CheckSchedule(const Schedule& schedule, const std::vector<RankTables>& rank
       EXPECT_LT(last, key);
       last = key;
       Index nbytes = 0;
-      for (const MessagePart& part : message.parts) nbytes += schedule.ChunkOf(part).nbytes;
+      for (const MessagePart& part : message.parts) {
+        nbytes += schedule.ChunkOf(part).nbytes;
+        // Alone it can be received in place.
+        const bool is_large = schedule.ChunkOf(part).nbytes >= options.solo_nbytes;
+        EXPECT_TRUE(!is_large || message.parts.size() == 1);
+      }
       EXPECT_EQ(nbytes, message.nbytes);
       EXPECT_LE(nbytes, std::max<Index>(options.bucket_nbytes, 4));
       if (message.receiver != rank) continue;
