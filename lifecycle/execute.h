@@ -66,6 +66,8 @@ class PlanExecutor {
   // Where the bytes of such a part go, for a caller that writes them itself and then says so:
   // nullopt where they are no plain copies between memory of the host.
   absl::StatusOr<std::optional<PlacedPart>> PlacesOf(std::int32_t entry, const StridedMap& held);
+  // Whether PlacesOf is likely to have an answer for every part of `entry`.
+  bool HasPlaces(std::int32_t entry) const;
   absl::Status DeliveredPart(std::int32_t entry, const StridedMap& held, const PlacedPart& placed);
   // Where bytes `bytes` of the row-major checkpoint tensor go, where that is as they are to one
   // contiguous place and nowhere else. A caller that has written them there says so.
@@ -124,7 +126,9 @@ class PlanExecutor {
   // Calls `f(item, where it goes)` for everything that reads source `entry`; stops at an error.
   absl::Status ForEachReader(
       std::int32_t entry,
-      absl::FunctionRef<absl::Status(const WriteItem& item, const PieceRef* piece)> f);
+      absl::FunctionRef<absl::Status(const WriteItem& item, const PieceRef* piece)> f) const;
+  // Whether `item` is a plain copy that nothing counts as it is written.
+  bool HasPlace(const WriteItem& item, const PieceRef* piece) const;
   // Writes `map`, a part of that of `item`, to where the item goes.
   absl::Status Place(const WriteItem& item, const PieceRef* piece, const StridedMap& map,
                      const ByteSide& from);

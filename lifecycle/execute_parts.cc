@@ -36,7 +36,7 @@ absl::StatusOr<Index> CountHeld(const StridedMap& map, const StridedMap& held) {
 
 absl::Status PlanExecutor::ForEachReader(
     std::int32_t entry,
-    absl::FunctionRef<absl::Status(const WriteItem& item, const PieceRef* piece)> f) {
+    absl::FunctionRef<absl::Status(const WriteItem& item, const PieceRef* piece)> f) const {
   for (const WriteItem& item : plan_.writes_of(entry)) {
     if (item.map.empty()) continue;
     if (absl::Status status = f(item, nullptr); !status.ok()) return status;
@@ -141,10 +141,23 @@ absl::Status PlanExecutor::Convert(std::int32_t entry, const ByteSide& from, Ind
   });
 }
 
+bool PlanExecutor::HasPlace(const WriteItem& item, const PieceRef* piece) const {
+  // A layer counts the bytes that it waits for as they are written.
+  return item.casts.empty() && (piece != nullptr || !IsOfLayer(item.target));
+}
+
+bool PlanExecutor::HasPlaces(std::int32_t entry) const {
+  // What waits for a device is on its stream.
+  if (queue_ != nullptr && !queue_->device().is_for_many) return false;
+  const absl::Status status = ForEachReader(entry, [&](const WriteItem& item, const PieceRef* ref) {
+    return HasPlace(item, ref) ? absl::OkStatus() : absl::CancelledError();
+  });
+  return status.ok();
+}
+
 absl::StatusOr<std::optional<PlacedPart>> PlanExecutor::PlacesOf(std::int32_t entry,
                                                                  const StridedMap& held) {
-  // What waits for a device is on its stream.
-  if (queue_ != nullptr && !queue_->device().is_for_many) return std::nullopt;
+  if (queue_ != nullptr && !queue_->device().is_for_many) return std::nullopt;  // see HasPlaces
   PlacedPart placed;
   if (held.nbytes() == 0) return placed;
   const ByteRange range = held.ToSpan();
@@ -153,12 +166,8 @@ absl::StatusOr<std::optional<PlacedPart>> PlanExecutor::PlacesOf(std::int32_t en
   absl::Status status =
       ForEachReader(entry, [&](const WriteItem& item, const PieceRef* piece) -> absl::Status {
         if (!is_plain || !Meet(item.map.FromSpan(), range)) return absl::OkStatus();
-        // A layer counts the bytes that it waits for as they are written.
-        const bool is_of_layer = piece == nullptr && IsOfLayer(item.target);
-        if (!item.casts.empty() || is_of_layer) {
-          is_plain = false;
-          return absl::OkStatus();
-        }
+        is_plain = HasPlace(item, piece);
+        if (!is_plain) return absl::OkStatus();
         const ByteSide to = piece == nullptr ? TargetSide(item.target) : InputSide(*piece);
         is_plain = to.tensor.is_cpu();
         if (!is_plain) return absl::OkStatus();

@@ -78,6 +78,7 @@ class LOADPLAN_API ReloadSession {
   absl::StatusOr<std::optional<ByteSide>> InPlace(std::string_view name, ByteRange bytes);
   absl::Status DeliveredInPlace(std::string_view name, ByteRange bytes);
   // The same for a part with gaps, which may go to several places.
+  bool HasPlaces(std::string_view name) const;  // PlacesOf will have an answer for its parts
   absl::StatusOr<std::optional<PlacedPart>> PlacesOf(std::string_view name, const StridedMap& held);
   absl::Status DeliveredPart(std::string_view name, const StridedMap& held,
                              const PlacedPart& placed);
@@ -231,11 +232,10 @@ class LOADPLAN_API ReloadSession {
   std::unique_ptr<PlanExecutor> executor_;
   std::unique_ptr<EagerCollection> collection_;        // null where no name falls back
   std::vector<bool> landed_;                           // per entry
-  Names arrived_;                                      // in order
   absl::flat_hash_map<std::int32_t, OpenParts> open_;  // entries that arrive in parts
-  Names reported_, trusted_;  // by an engine, of those; not of those, see Trusted
-  std::thread::id batching_;  // whose copies may wait
-  bool begun_ = false;        // the executor has gathered live bytes
+  Names arrived_, reported_, trusted_;  // in order; by an engine, of those; not of those
+  std::thread::id batching_;            // whose copies may wait
+  bool begun_ = false;                  // the executor has gathered live bytes
   bool prepared_ = false, completed_ = false, failed_after_write_ = false;
   bool call_taken_ = false, call_ended_ = false;  // ended: it raised or returned
   bool call_done_ = false;                        // it returned

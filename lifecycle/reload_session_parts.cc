@@ -110,6 +110,15 @@ absl::Status ReloadSession::DeliveredInPlace(std::string_view name, ByteRange by
   });
 }
 
+bool ReloadSession::HasPlaces(std::string_view name) const {
+  const std::lock_guard lock(mutex_);
+  const std::optional<std::int32_t> entry =
+      plan_ == nullptr ? std::nullopt : plan_->plan().Find(name);
+  if (!entry.has_value()) return false;
+  if (KindOf(*entry) == EntryKind::kFallback) return true;
+  return undo_ == nullptr && executor_ != nullptr && executor_->HasPlaces(*entry);
+}
+
 absl::StatusOr<std::optional<PlacedPart>> ReloadSession::PlacesOf(std::string_view name,
                                                                   const StridedMap& held) {
   return Guarded([&]() -> absl::StatusOr<std::optional<PlacedPart>> {
