@@ -2,12 +2,12 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <system_error>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
@@ -95,10 +95,6 @@ absl::StatusOr<OwnedFd> OpenFile(const std::string& path) {
 std::string WhyNoDtype(const FileTensor& tensor) {
   return absl::StrCat("as ", tensor.file_dtype, " of shape [", absl::StrJoin(tensor.shape, ", "),
                       "], for which torch has no dtype");
-}
-
-OwnedFd::~OwnedFd() {
-  if (fd_ >= 0) close(fd_);
 }
 
 absl::StatusOr<CheckpointFiles::Stamp> CheckpointFiles::StampOf(const std::string& path, int fd) {

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <iterator>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "lifecycle/arrival.h"
+#include "transfer/leased_window.h"
 #include "transfer/page_cache.h"
 
 namespace loadplan {
@@ -25,6 +27,11 @@ constexpr Index kMinGap = 256;
 // bench/load_files.py --batches.
 constexpr Index kCachedBatch = Index{1} << 20;
 constexpr Index kDiskBatch = Index{16} << 20;
+// Of a mapped file: long enough that mapping costs nothing, short enough that a writer waits for
+// milliseconds and that the last ones keep all threads busy.
+constexpr BatchLimits kWindow{.nbytes = Index{8} << 20, .span = Index{32} << 20};
+// Gaps that are stepped over there: a touched page brings its neighbours.
+constexpr Index kWindowGap = Index{1} << 16;
 constexpr int kMaxThreads = 8;
 
 // One more read of a file in the page cache: a call. One more of a solid-state disk that has
@@ -66,6 +73,7 @@ FileLoad::FileLoad(ReloadSession& session, std::shared_ptr<const BoundPlan> plan
       plan_(std::move(plan)),
       files_(std::move(files)),
       options_(options),
+      is_mapped_(files_.tensors().size(), false),
       is_open_(files_.tensors().size(), false),
       buffers_(AnyOnCuda(*plan_->targets), CopiesOf(*plan_->targets)),
       start_(Now()) {}
@@ -115,25 +123,33 @@ absl::Status FileLoad::CheckTensor(const FileTensor& tensor, std::int32_t* entry
                                                   "`: ", std::string(status.message())));
 }
 
-bool FileLoad::IsFileCached(std::int32_t file) const {
-  if (options_.direct) return false;
+double FileLoad::CachedShareOf(std::int32_t file) const {
+  if (options_.direct) return 0;
   ByteRange data;
   for (const FileTensor& tensor : files_.tensors()) {
     if (tensor.file != file) continue;
     if (data.empty()) data.start = tensor.offset;
     data.stop = tensor.offset + tensor.nbytes;
   }
-  return IsCached(files_.fd(file), data);
+  return CachedShare(files_.fd(file), data);
+}
+
+void FileLoad::LookAtFiles() {
+  const bool can_map = options_.gap < 0 && !buffers_.pins_memory() && !buffers_.goes_to_device();
+  for (std::size_t i = 0; i < files_.num_files(); ++i) {
+    const auto file = static_cast<std::int32_t>(i);
+    const double share = CachedShareOf(file);
+    const bool is_cached = share > 0.5;
+    are_cached_ = are_cached_ && is_cached;
+    const Index by_cost = (is_cached ? kCached : kOnDisk).gap();
+    gaps_.push_back(options_.gap >= 0 ? std::max(options_.gap, kMinGap) : by_cost);
+    can_map_.push_back(can_map && share == 1 && LeasedWindow::IsPossible(files_.fd(file)));
+  }
 }
 
 // Nothing is written, nor opened in the session, before every tensor has been looked at.
 absl::Status FileLoad::Prepare() {
-  for (std::size_t file = 0; file < files_.num_files(); ++file) {
-    const bool is_cached = IsFileCached(static_cast<std::int32_t>(file));
-    are_cached_ = are_cached_ && is_cached;
-    const Index by_cost = (is_cached ? kCached : kOnDisk).gap();
-    gaps_.push_back(options_.gap >= 0 ? std::max(options_.gap, kMinGap) : by_cost);
-  }
+  LookAtFiles();
   const NeededRanges needed(plan_->plan());
   std::vector<std::vector<ByteRange>> ranges(files_.tensors().size());
   std::vector<bool> skipped(files_.tensors().size(), false);
@@ -145,9 +161,16 @@ absl::Status FileLoad::Prepare() {
       skipped[i] = true;
       continue;
     }
-    ranges[i] = needed.Of(entry, gaps_[static_cast<std::size_t>(tensor.file)]);
-    for (const ByteRange& range : ranges[i]) stats_.planned_nbytes += range.nbytes();
-    stats_.needed_nbytes += plan_->plan().ReadNbytes(entry);
+    const auto file = static_cast<std::size_t>(tensor.file);
+    const Index read_nbytes = plan_->plan().ReadNbytes(entry);
+    is_mapped_[i] = can_map_[file] && session_.HasPlaces(tensor.name);
+    ranges[i] = needed.Of(entry, is_mapped_[i] ? kWindowGap : gaps_[file]);
+    if (is_mapped_[i]) {
+      stats_.planned_nbytes += read_nbytes;
+    } else {
+      for (const ByteRange& range : ranges[i]) stats_.planned_nbytes += range.nbytes();
+    }
+    stats_.needed_nbytes += read_nbytes;
     ++stats_.num_names;
   }
   for (std::size_t i = 0; i < files_.tensors().size(); ++i) {
@@ -157,6 +180,12 @@ absl::Status FileLoad::Prepare() {
                                                       "`: ", std::string(status.message())));
     }
   }
+  ChooseBatches(ranges, skipped);
+  return absl::OkStatus();
+}
+
+void FileLoad::ChooseBatches(const std::vector<std::vector<ByteRange>>& ranges,
+                             const std::vector<bool>& skipped) {
   // A GPU wants large copies.
   is_small_ = are_cached_ && !buffers_.pins_memory();
   const Index wanted = is_small_ ? kCachedBatch : kDiskBatch;
@@ -168,8 +197,15 @@ absl::Status FileLoad::Prepare() {
       std::clamp(options_.max_staging_nbytes / kMinBatch, kMinInFlight, in_flight));
   const Index allowed =
       std::max(kMinBatch, options_.max_staging_nbytes / static_cast<Index>(max_in_flight_));
-  batches_ = MakeBatches(files_, ranges, skipped, std::min(wanted, allowed));
-  return absl::OkStatus();
+  std::vector<bool> not_mapped = skipped;
+  std::vector<bool> not_read = skipped;
+  for (std::size_t i = 0; i < skipped.size(); ++i) {
+    (is_mapped_[i] ? not_read : not_mapped)[i] = true;
+  }
+  batches_ = MakeBatches(files_, ranges, not_mapped, kWindow);
+  for (ReadBatch& batch : batches_) batch.is_mapped = !batch.segments.empty();
+  std::ranges::move(MakeBatches(files_, ranges, not_read, {std::min(wanted, allowed)}),
+                    std::back_inserter(batches_));
 }
 
 absl::StatusOr<bool> FileLoad::Step(double seconds) {
@@ -255,6 +291,18 @@ Index FileLoad::PlaceInStaging(InFlight& next, std::vector<ReadJob>& jobs) const
   return used;
 }
 
+Index FileLoad::PlaceInWindow(InFlight& next, std::vector<ReadJob>& jobs) const {
+  for (std::size_t i = 0; i < next.places.size(); ++i) {
+    const Segment& segment = next.batch->segments[i];
+    const FileTensor& tensor = TensorAt(segment.tensor);
+    const Index offset = tensor.offset + segment.bytes.start;
+    next.places[i] = jobs.empty() ? 0 : offset - jobs.front().offset;
+    jobs.push_back({files_.fd(tensor.file), &files_.path(tensor.file), offset,
+                    segment.bytes.nbytes(), nullptr, next.places[i]});
+  }
+  return jobs.back().tag + jobs.back().nbytes;
+}
+
 absl::Status FileLoad::SubmitNext() {
   InFlight next;
   next.batch = &batches_[next_batch_++];
@@ -266,7 +314,8 @@ absl::Status FileLoad::SubmitNext() {
   std::vector<ReadJob> in_place;
   for (const Segment& segment : segments) {
     if (absl::Status status = Open(segment.tensor); !status.ok()) return status;
-    const absl::StatusOr<std::byte*> place = PlaceOf(segment, next.held);
+    absl::StatusOr<std::byte*> place = nullptr;
+    if (!next.batch->is_mapped) place = PlaceOf(segment, next.held);
     if (!place.ok()) return place.status();
     next.places.push_back(*place == nullptr ? 0 : -1);
     if (*place == nullptr) continue;
@@ -276,14 +325,16 @@ absl::Status FileLoad::SubmitNext() {
     stats_.in_place_nbytes += segment.bytes.nbytes();
   }
   std::vector<ReadJob> staged;
-  const Index nbytes = PlaceInStaging(next, staged);
+  const Index nbytes =
+      next.batch->is_mapped ? PlaceInWindow(next, staged) : PlaceInStaging(next, staged);
   absl::StatusOr<std::vector<StagedPart>> found = PartsOf(next);
   if (!found.ok()) return found.status();
   next.parts = std::make_shared<const std::vector<StagedPart>>(*std::move(found));
   const std::vector<StagedPart>& parts = *next.parts;
   const auto is_placed = [](const StagedPart& part) { return part.placed.has_value(); };
   // Then a small batch needs no buffer of its own: the thread's stays in its cache.
-  const bool in_scratch = is_small_ && std::ranges::all_of(parts, is_placed);
+  const bool in_scratch =
+      (is_small_ || next.batch->is_mapped) && std::ranges::all_of(parts, is_placed);
   if (nbytes > 0 && !in_scratch) {
     next.staging = buffers_.Take(nbytes);
     auto* const base = static_cast<std::byte*>(next.staging.mutable_data_ptr());
@@ -298,9 +349,16 @@ absl::Status FileLoad::SubmitNext() {
       return WritePlaced(*held, base != nullptr ? base : scratch, file);
     };
   }
-  // What is staged comes last: it is to be in a cache when it is written.
-  in_place.insert(in_place.end(), staged.begin(), staged.end());
-  next.group = reader_->Submit(in_place, std::move(then), in_scratch ? nbytes : 0);
+  if (next.batch->is_mapped && in_scratch) {
+    Index copied = 0;
+    for (const StagedPart& part : parts) copied += part.placed->nbytes;
+    stats_.in_place_nbytes += copied;
+    next.group = reader_->SubmitMapped(staged, std::move(then), copied);
+  } else {
+    // What is staged comes last: it is to be in a cache when it is written.
+    in_place.insert(in_place.end(), staged.begin(), staged.end());
+    next.group = reader_->Submit(in_place, std::move(then), in_scratch ? nbytes : 0);
+  }
   in_flight_.push_back(std::move(next));
   return absl::OkStatus();
 }

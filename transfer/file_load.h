@@ -41,6 +41,9 @@ namespace loadplan {
 // its cache, and the session lands the rest. What lies in the file between two segments and is
 // cheaper to read than to step over is read along.
 //
+// Of files in the page cache, what goes as it is to memory of the CPU is not read: the file is
+// mapped, a window at a time, and threads copy from there. See Note [Mapped files].
+//
 // Nothing of a tensor is written before all its bytes are read, unless it goes straight to its
 // place or is larger than a batch. A file is compared with what it was when its header was read
 // before staged bytes are written, and before anything of a batch counts as landed. The session is
@@ -54,7 +57,8 @@ struct FileLoadOptions {
   int num_threads = 0;  // 0: chosen
   bool direct = false;  // past the page cache
   Index max_staging_nbytes = Index{256} << 20;
-  Index gap = -1;  // bytes read along between two ranges; -1: by cost
+  // Bytes read along between two ranges; -1: by cost, and files in the page cache may be mapped.
+  Index gap = -1;
   // Names in the files that the plan does not declare are left alone; else they are an error.
   bool skips_undeclared = false;
 };
@@ -114,14 +118,21 @@ class LOADPLAN_API FileLoad {
 
   absl::Status Prepare();
   absl::Status CheckTensor(const FileTensor& tensor, std::int32_t* entry) const;
-  // Whether its tensors lie in the page cache and are read from there.
-  bool IsFileCached(std::int32_t file) const;
+  // How much of its tensors lies in the page cache and is read from there.
+  double CachedShareOf(std::int32_t file) const;
+  // What is cached, how far apart reads are, what can be mapped.
+  void LookAtFiles();
+  // `skipped`: tensors that are left alone.
+  void ChooseBatches(const std::vector<std::vector<ByteRange>>& ranges,
+                     const std::vector<bool>& skipped);
   absl::Status SubmitNext();
   absl::Status Open(std::int32_t tensor);
   absl::StatusOr<std::byte*> PlaceOf(const Segment& segment, std::vector<at::Tensor>& held);
   // Finds places for the segments that go into staging; their reads, with the place of each as its
   // tag. The size of the buffer.
   Index PlaceInStaging(InFlight& next, std::vector<ReadJob>& jobs) const;
+  // The same where they lie as in the file.
+  Index PlaceInWindow(InFlight& next, std::vector<ReadJob>& jobs) const;
   absl::StatusOr<std::vector<StagedPart>> PartsOf(const InFlight& next);
   absl::Status WritePlaced(const std::vector<StagedPart>& parts, const std::byte* staging,
                            std::int32_t file) const;
@@ -137,7 +148,9 @@ class LOADPLAN_API FileLoad {
   const std::shared_ptr<const BoundPlan> plan_;
   const CheckpointFiles files_;
   const FileLoadOptions options_;
-  std::vector<Index> gaps_;  // per file
+  std::vector<Index> gaps_;      // per file
+  std::vector<bool> can_map_;    // per file
+  std::vector<bool> is_mapped_;  // per tensor
   bool are_cached_ = true;
   bool is_small_ = false;  // batches are
   int num_threads_ = 0;

@@ -4,9 +4,9 @@
 
 namespace loadplan {
 
-bool IsCached(int fd, ByteRange range) {
+double CachedShare(int fd, ByteRange range) {
   constexpr Index kSamples = 16;
-  if (range.empty()) return false;
+  if (range.empty()) return 0;
   Index cached = 0;
   for (Index i = 0; i < kSamples; ++i) {
     char byte = 0;
@@ -14,7 +14,7 @@ bool IsCached(int fd, ByteRange range) {
     const Index offset = range.start + range.nbytes() / kSamples * i;
     if (preadv2(fd, &to, 1, offset, RWF_NOWAIT) == 1) ++cached;
   }
-  return 2 * cached > kSamples;
+  return static_cast<double>(cached) / kSamples;
 }
 
 }  // namespace loadplan

@@ -1,4 +1,4 @@
-// Whether a file's bytes are in memory already: it decides what a read costs.
+// How much of a file's bytes is in memory already: it decides what a read costs.
 #ifndef LOADPLAN_TRANSFER_PAGE_CACHE_H_
 #define LOADPLAN_TRANSFER_PAGE_CACHE_H_
 
@@ -6,9 +6,9 @@
 
 namespace loadplan {
 
-// Whether most of `range` of the file seems to be in the page cache, by a few samples. False where
-// the file system does not say. Waits for no disk.
-bool IsCached(int fd, ByteRange range);
+// How much of `range` of the file seems to be in the page cache, by a few samples: 0 to 1. Nothing
+// where the file system does not say. Waits for no disk.
+double CachedShare(int fd, ByteRange range);
 
 }  // namespace loadplan
 

@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "lifecycle/attempt.h"
+#include "transfer/leased_window.h"
 #include "transfer/read_fully.h"
 
 namespace loadplan {
@@ -83,13 +84,27 @@ std::shared_ptr<ReadGroup> RangeReader::Submit(const std::vector<ReadJob>& jobs,
   group->jobs = Cut(jobs);
   group->then = std::move(then);
   group->scratch_nbytes = scratch_nbytes;
+  return SubmitGroup(std::move(group));
+}
+
+std::shared_ptr<ReadGroup> RangeReader::SubmitMapped(const std::vector<ReadJob>& jobs,
+                                                     AfterRead then, Index nbytes) {
+  auto group = std::make_shared<ReadGroup>();
+  group->jobs = jobs;
+  group->then = std::move(then);
+  group->scratch_nbytes = jobs.back().tag + jobs.back().nbytes;
+  group->mapped_nbytes = nbytes;
+  return SubmitGroup(std::move(group));
+}
+
+std::shared_ptr<ReadGroup> RangeReader::SubmitGroup(std::shared_ptr<ReadGroup> group) {
   std::vector<Task> tasks;
   Index nbytes = 0;
   for (std::size_t i = 0; i < group->jobs.size(); ++i) {
     nbytes += group->jobs[i].nbytes;
     const bool goes_on =
-        !tasks.empty() &&
-        (scratch_nbytes > 0 || (nbytes <= kTaskNbytes && i - tasks.back().first < kTaskJobs));
+        !tasks.empty() && (group->scratch_nbytes > 0 ||
+                           (nbytes <= kTaskNbytes && i - tasks.back().first < kTaskJobs));
     if (!goes_on) {
       tasks.push_back({group, i, i});
       nbytes = group->jobs[i].nbytes;
@@ -139,14 +154,28 @@ void RangeReader::Work() {
       lock.lock();
       if (group.status.ok()) group.status = std::move(status);
     };
-    unlocked([&] { return ReadAll(task, memory); });
-    if (group.num_left == 1 && group.then != nullptr) {
+    const bool is_mapped = group.mapped_nbytes > 0;
+    unlocked([&] { return is_mapped ? RunMapped(task, memory) : ReadAll(task, memory); });
+    if (group.num_left == 1 && group.then != nullptr && !is_mapped) {
       unlocked([&] { return group.then(memory.scratch.data()); });
     }
     --group.num_left;
     --num_running_;
     if (group.num_left == 0 || num_running_ == 0) has_news_.notify_all();
   }
+}
+
+absl::Status RangeReader::RunMapped(const Task& task, Memory& memory) {
+  const ReadGroup& group = *task.group;
+  std::vector<ByteRange> touched;
+  for (const ReadJob& job : group.jobs) touched.push_back({job.offset, job.offset + job.nbytes});
+  const ByteRange range{touched.front().start, touched.back().stop};
+  if (const auto window = LeasedWindow::Open(group.jobs.front().fd, range, touched)) {
+    nbytes_read_.fetch_add(group.mapped_nbytes, std::memory_order_relaxed);
+    return group.then(window->data());
+  }
+  if (absl::Status status = ReadAll(task, memory); !status.ok()) return status;
+  return group.then(memory.scratch.data());
 }
 
 absl::Status RangeReader::ReadAll(const Task& task, Memory& memory) {

@@ -33,7 +33,8 @@ struct ReadJob {
   Index tag = 0;            // else the caller's own
 };
 
-// What is done with what has been read; `scratch`: the memory of the thread, if any was asked for.
+// What is done with what has been read; `scratch`: the memory of the thread, if any was asked for,
+// or the mapped file.
 using AfterRead = std::function<absl::Status(const std::byte* scratch)>;
 
 // Jobs that are waited for together.
@@ -41,6 +42,7 @@ struct ReadGroup {
   std::vector<ReadJob> jobs;
   AfterRead then;
   Index scratch_nbytes = 0;
+  Index mapped_nbytes = 0;   // of SubmitMapped
   std::size_t num_left = 0;  // tasks
   absl::Status status;       // the first error
 };
@@ -66,6 +68,11 @@ class RangeReader {
   // `scratch_nbytes`, memory for jobs without `to`, one thread reads them all.
   std::shared_ptr<ReadGroup> Submit(const std::vector<ReadJob>& jobs, AfterRead then = nullptr,
                                     Index scratch_nbytes = 0);
+  // For `jobs` of one file, ascending, without `to`, whose tags count from where the first one
+  // starts. Nothing is read where the file can be mapped, see Note [Mapped files]: `then` finds the
+  // bytes at their tags all the same, and `nbytes` count as read.
+  std::shared_ptr<ReadGroup> SubmitMapped(const std::vector<ReadJob>& jobs, AfterRead then,
+                                          Index nbytes);
   // Whether the group is done, after at most `seconds`.
   bool WaitFor(const ReadGroup& group, double seconds);
   absl::Status StatusOf(const ReadGroup& group) const;
@@ -91,7 +98,10 @@ class RangeReader {
     std::vector<std::byte> scratch;  // of groups
   };
 
+  std::shared_ptr<ReadGroup> SubmitGroup(std::shared_ptr<ReadGroup> group);
   void Work();
+  // All of a group of SubmitMapped, and what comes then.
+  absl::Status RunMapped(const Task& task, Memory& memory);
   absl::Status ReadAll(const Task& task, Memory& memory);
   absl::Status Read(const ReadJob& job, std::vector<std::byte>& bounce);
   absl::Status ReadDirect(int fd, const ReadJob& job, std::vector<std::byte>& bounce);

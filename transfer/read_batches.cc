@@ -10,16 +10,22 @@ namespace {
 // The batches of one file.
 class Batcher {
  public:
-  explicit Batcher(Index max_nbytes) : max_nbytes_(max_nbytes) {}
+  explicit Batcher(const BatchLimits& limits) : limits_(limits) {}
 
-  void Add(std::int32_t tensor, const std::vector<ByteRange>& ranges) {
+  // `offset`: of the tensor in the file.
+  void Add(std::int32_t tensor, Index offset, const std::vector<ByteRange>& ranges) {
     Index nbytes = 0;
     for (const ByteRange& range : ranges) nbytes += range.nbytes();
-    if (used_ + nbytes > max_nbytes_) Close();
+    if (used_ > 0 && nbytes > 0 &&
+        (used_ + nbytes > limits_.nbytes || offset + ranges.back().stop - start_ > limits_.span)) {
+      Close();
+    }
     for (ByteRange range : ranges) {
       while (!range.empty()) {
-        if (used_ == max_nbytes_) Close();
-        const Index stop = std::min(range.stop, range.start + max_nbytes_ - used_);
+        if (RoomAt(offset + range.start) <= 0) Close();
+        if (used_ == 0) start_ = offset + range.start;
+        const Index room = RoomAt(offset + range.start);
+        const Index stop = range.start + std::min(range.nbytes(), room);
         current_.segments.push_back({tensor, {range.start, stop}});
         used_ += stop - range.start;
         range.start = stop;
@@ -40,22 +46,30 @@ class Batcher {
     used_ = 0;
   }
 
-  const Index max_nbytes_;
+  // Bytes that can be added, from `offset` of the file on.
+  Index RoomAt(Index offset) const {
+    if (used_ == 0) return limits_.nbytes;
+    return std::min(limits_.nbytes - used_, limits_.span - (offset - start_));
+  }
+
+  const BatchLimits limits_;
   std::deque<ReadBatch> batches_;
   ReadBatch current_;
   Index used_ = 0;
+  Index start_ = 0;  // of the first segment, in the file
 };
 
 }  // namespace
 
 std::vector<ReadBatch> MakeBatches(const CheckpointFiles& files,
                                    std::span<const std::vector<ByteRange>> ranges,
-                                   const std::vector<bool>& skipped, Index max_nbytes) {
-  std::vector<Batcher> batchers(files.num_files(), Batcher(max_nbytes));
+                                   const std::vector<bool>& skipped, const BatchLimits& limits) {
+  std::vector<Batcher> batchers(files.num_files(), Batcher(limits));
   for (std::size_t i = 0; i < files.tensors().size(); ++i) {
     if (skipped[i]) continue;
-    const auto file = static_cast<std::size_t>(files.tensors()[i].file);
-    batchers[file].Add(static_cast<std::int32_t>(i), ranges[i]);
+    const FileTensor& tensor = files.tensors()[i];
+    batchers[static_cast<std::size_t>(tensor.file)].Add(static_cast<std::int32_t>(i), tensor.offset,
+                                                        ranges[i]);
   }
   std::vector<std::deque<ReadBatch>> per_file;
   for (Batcher& batcher : batchers) per_file.push_back(batcher.Take());

@@ -3,6 +3,7 @@
 #define LOADPLAN_TRANSFER_READ_BATCHES_H_
 
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -21,14 +22,21 @@ struct Segment {
 struct ReadBatch {
   std::vector<Segment> segments;       // of one file, ascending
   std::vector<std::int32_t> finishes;  // tensors of which nothing comes after this batch
+  bool is_mapped = false;              // for the caller
 };
 
-// All of `ranges` (per tensor of `files`; ascending), in batches of at most `max_nbytes`. A tensor
+struct BatchLimits {
+  Index nbytes = 0;  // of all segments
+  // From the first byte of a batch to its last, in the file.
+  Index span = std::numeric_limits<Index>::max();
+};
+
+// All of `ranges` (per tensor of `files`; ascending), in batches within `limits`. A tensor
 // that fits in one batch is in one batch. Files take turns, so that several are read at once.
 // `skipped` tensors (true) are in none.
 std::vector<ReadBatch> MakeBatches(const CheckpointFiles& files,
                                    std::span<const std::vector<ByteRange>> ranges,
-                                   const std::vector<bool>& skipped, Index max_nbytes);
+                                   const std::vector<bool>& skipped, const BatchLimits& limits);
 
 // A contiguous copy of `nbytes` bytes.
 struct ByteRun {

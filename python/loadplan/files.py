@@ -31,7 +31,7 @@ class FileStats:
     ``needed_nbytes`` is what the plan needs of the names in these files; ``planned_nbytes`` what
     will be read for it, gaps within a tensor included where reading them costs less than stepping
     over them; ``read_nbytes`` what has been asked of the files, counted where they are read, with
-    gaps between tensors that are read along;
+    gaps between tensors that are read along; of files that are mapped both count what is copied.
     ``in_place_nbytes`` went straight to their final place.
     """
 
@@ -72,7 +72,8 @@ def load_files(
     ``progress`` is called about ten times a second and at the end; by default there is a bar where
     standard error is a terminal (and rich is installed), with ``False`` there is none.
     ``direct`` reads past the page cache.  ``gap_bytes``: bytes between two ranges that are rather
-    read than stepped over; by default a matter of cost, for files that are cached or not.
+    read than stepped over; by default a matter of cost, and files in the page cache are mapped
+    where they can be kept from changing (docs/transfer.md).
 
     A file that is missing, or no safetensors file, leaves the reload as it was.  A bad arrival, and
     a file that is cut short or changes meanwhile, fails it; the error names the file and tensor.

@@ -7,7 +7,10 @@ import importlib.util
 import json
 import os
 import random
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -269,7 +272,78 @@ def test_gaps_are_read_along_where_that_is_cheaper(tmp_path: Path) -> None:
     )
 
 
+def test_columns_of_mapped_files_and_of_files_that_are_open_for_writing(tmp_path: Path) -> None:
+    checkpoint, load = sharded()
+    file = tmp_path / "model.safetensors"
+    save_file(checkpoint, file)
+    expected = sharded_targets()
+    load(expected, checkpoint.items())
+    live = sharded_targets()
+    targets = Targets(live, lambda weights: load(live, weights))
+    plan = loadplan.plan_loads(targets, loadplan.metadata(tmp_path))
+    read = []
+    for mode in ("rb", "r+b"):  # with the second nobody can be kept from writing: it is read
+        for tensor in live.values():
+            tensor.zero_()
+        with file.open(mode):
+            loadplan.start_reload(targets)
+            stats = loadplan.load_files(targets, plan, file)
+            loadplan.finish_reload(targets)
+        for name, tensor in expected.items():
+            assert torch.equal(bytes_of(live[name]), bytes_of(tensor)), name
+        assert stats.planned_nbytes >= stats.needed_nbytes
+        read.append(stats.read_nbytes)
+    assert read[1] >= read[0] >= stats.needed_nbytes
+
+
 # ------------------------------------------------------------------ errors and interruptions
+CUTS_SHORT = """
+import itertools, os, sys, time
+path = sys.argv[1]
+whole = open(path, "rb").read()
+for i in itertools.count():
+    os.truncate(path, len(whole) * (i % 4) // 4)
+    with open(path, "r+b") as file:
+        file.write(whole)
+    time.sleep(i % 8 / 1000)
+"""
+
+
+def test_another_process_that_cuts_a_file_short_ends_no_load_by_a_signal(tmp_path: Path) -> None:
+    checkpoint, load = sharded()
+    file = tmp_path / "model.safetensors"
+    save_file(checkpoint, file)
+    expected = sharded_targets()
+    load(expected, checkpoint.items())
+    live = sharded_targets()
+    targets = Targets(live, lambda weights: load(live, weights))
+    plan = loadplan.plan_loads(targets, loadplan.metadata(file))
+    other = subprocess.Popen([sys.executable, "-c", CUTS_SHORT, str(file)])
+    failed = 0
+    try:
+        stop = time.monotonic() + 3
+        while time.monotonic() < stop:
+            for tensor in live.values():
+                tensor.zero_()
+            loadplan.start_reload(targets)
+            try:
+                loadplan.load_files(targets, plan, file)
+            except (RuntimeError, ValueError) as error:
+                failed += 1
+                assert str(file) in str(error), error
+                if loadplan.state(targets).state == "active":
+                    loadplan.abort_reload(targets)
+                continue
+            loadplan.finish_reload(targets)
+            for name, tensor in expected.items():
+                assert torch.equal(bytes_of(live[name]), bytes_of(tensor)), name
+    finally:
+        other.kill()
+        other.wait()
+    assert failed > 0
+    assert len(os.listdir("/proc/self/fd")) < 100
+
+
 def two_names(tmp_path: Path) -> tuple[Targets, loadplan.LoadPlan, Path, dict[str, Tensor]]:
     live = {"a": torch.full((300_000,), 7.0), "b": torch.full((3,), 7.0)}
     targets = copies(live)

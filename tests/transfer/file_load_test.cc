@@ -1,6 +1,7 @@
 #include "transfer/file_load.h"
 
 #include <ATen/ATen.h>
+#include <fcntl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -22,6 +23,7 @@
 #include "tests/testing/status_matchers.h"
 #include "tests/transfer/pread_hook.h"
 #include "tests/transfer/written_files.h"
+#include "transfer/leased_window.h"
 
 namespace loadplan {
 namespace {
@@ -279,6 +281,69 @@ TEST_F(FileLoadTest, ReadsThatComeShortLeaveTheSameBytes) {
     ASSERT_THAT(LoadAll(**load), IsOk());
     ExpectNewBytes();
   }
+}
+
+// How many reads a load makes once it has started, and in how many of them it lands new bytes.
+TEST_F(FileLoadTest, FilesInThePageCacheAreMapped) {
+  const std::string path = written_.Write(tensors_);
+  for (const bool is_open_for_writing : {false, true}) {
+    Reset();
+    const OwnedFd reader(open(path.c_str(), O_RDONLY));
+    if (!LeasedWindow::IsPossible(reader.get())) GTEST_SKIP() << "no leases on " << path;
+    auto load = Start({path});
+    ASSERT_THAT(load, IsOk());
+    // From here on no lease is to be had, and what was to be mapped is read.
+    const OwnedFd writer(is_open_for_writing ? open(path.c_str(), O_WRONLY) : -1);
+    std::atomic<Index> read = 0;
+    const PreadHook hook([&](int fd, void* to, std::size_t nbytes, off_t offset) {
+      read += static_cast<Index>(nbytes);
+      return PreadHook::Read(fd, to, nbytes, offset);
+    });
+    ASSERT_THAT(LoadAll(**load), IsOk());
+    ExpectNewBytes();
+    constexpr Index kAll = kRows * kColumns * 4;
+    // `h` is cast: it is not copied by the threads that read it.
+    EXPECT_GE(read, is_open_for_writing ? 2 * kAll : kAll);
+    if (!is_open_for_writing) {
+      EXPECT_EQ(read, kAll);
+      EXPECT_EQ((*load)->stats().read_nbytes, (*load)->stats().needed_nbytes);
+      EXPECT_EQ((*load)->stats().planned_nbytes, (*load)->stats().needed_nbytes);
+    }
+    EXPECT_EQ((*load)->stats().in_place_nbytes, kAll / 2 + kAll / 8 + kColumns * 4 + 8000);
+  }
+}
+
+// Another thread cuts the file short and puts it back, again and again: each load ends well, with
+// the right bytes, or says what happened.
+TEST_F(FileLoadTest, AFileThatIsCutShortAgainAndAgainEndsNoProcess) {
+  const std::string path = written_.Write(tensors_);
+  const auto size = std::filesystem::file_size(path);
+  std::string text(size, '\0');
+  std::ifstream(path, std::ios::binary).read(text.data(), static_cast<std::streamsize>(size));
+  std::atomic<bool> stops = false;
+  std::thread other([&] {
+    for (unsigned i = 0; !stops; ++i) {
+      std::filesystem::resize_file(path, size * (i % 4) / 4);
+      std::ofstream(path, std::ios::binary) << text;
+      std::this_thread::sleep_for(std::chrono::milliseconds(i % 16));
+    }
+  });
+  int good = 0;
+  for (int i = 0; i < 100; ++i) {
+    Reset();
+    auto load = Start({path}, {.num_threads = 2});
+    if (!load.ok()) continue;
+    const absl::Status status = LoadAll(**load);
+    if (status.ok()) {
+      ++good;
+      ExpectNewBytes();
+    } else {
+      EXPECT_THAT(status, StatusIs(kDataLoss, HasSubstr(path)));
+    }
+  }
+  stops = true;
+  other.join();
+  EXPECT_LT(good, 100);
 }
 
 // Runs of many lengths at odd offsets, to two places each, beside each other in one target.

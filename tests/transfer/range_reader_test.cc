@@ -16,6 +16,7 @@
 #include "tests/transfer/pread_hook.h"
 #include "tests/transfer/written_files.h"
 #include "transfer/checkpoint_files.h"
+#include "transfer/leased_window.h"
 
 namespace loadplan {
 namespace {
@@ -172,6 +173,59 @@ TEST_P(RangeReaderTest, MemoryOfTheThreadHoldsWhatHasNoPlace) {
     EXPECT_THAT(reader.StatusOf(*group), IsOk());
   }
   EXPECT_EQ(num_equal, 11);
+}
+
+// Bytes at their tags, whether the file can be mapped or somebody may write to it.
+TEST_P(RangeReaderTest, AMappedGroupFindsItsBytesAtTheirTags) {
+  for (const bool is_open_for_writing : {false, true}) {
+    const OwnedFd writer(is_open_for_writing ? open(path_.c_str(), O_WRONLY) : -1);
+    RangeReader reader(options());
+    std::vector<std::shared_ptr<ReadGroup>> groups;
+    std::atomic<int> num_equal = 0;
+    std::atomic<int> num_reads = 0;
+    const PreadHook hook([&](int fd, void* to, std::size_t nbytes, off_t offset) {
+      ++num_reads;
+      return PreadHook::Read(fd, to, nbytes, offset);
+    });
+    for (Index start = 5; start < 1'000'000; start += 99'999) {
+      std::vector<ReadJob> jobs;
+      for (const Index offset : {start, start + 100, start + 100'000}) {
+        jobs.push_back(Job(offset, 90, nullptr));
+        jobs.back().tag = offset - start;
+      }
+      const auto then = [&, start](const std::byte* base) {
+        bool is_equal = true;
+        for (const Index tag : {Index{0}, Index{100}, Index{100'000}}) {
+          const std::string_view got(reinterpret_cast<const char*>(base) + tag, 90);
+          is_equal = is_equal && got == std::string_view(text_).substr(
+                                            static_cast<std::size_t>(start + tag), 90);
+        }
+        if (is_equal) ++num_equal;
+        return absl::OkStatus();
+      };
+      groups.push_back(reader.SubmitMapped(jobs, then, 270));
+    }
+    for (const auto& group : groups) {
+      Wait(reader, *group);
+      EXPECT_THAT(reader.StatusOf(*group), IsOk());
+    }
+    EXPECT_EQ(num_equal, static_cast<int>(groups.size()));
+    const bool is_read = is_open_for_writing || !LeasedWindow::IsPossible(fd_.get());
+    EXPECT_EQ(num_reads > 0 || GetParam() == Way::kDirect, is_read || GetParam() == Way::kDirect);
+    if (!is_read) {
+      EXPECT_EQ(reader.nbytes_read(), 270 * static_cast<Index>(groups.size()));
+    }
+  }
+}
+
+TEST_P(RangeReaderTest, AMappedGroupSaysWhereAFileEnds) {
+  RangeReader reader(options());
+  const auto size = static_cast<Index>(text_.size());
+  const auto group = reader.SubmitMapped(
+      {Job(size - 10, 100, nullptr)}, [](const std::byte*) { return absl::OkStatus(); }, 100);
+  Wait(reader, *group);
+  EXPECT_THAT(reader.StatusOf(*group),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("cut short")));
 }
 
 TEST_P(RangeReaderTest, WhatThenSaysIsTheGroups) {

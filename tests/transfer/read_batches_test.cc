@@ -37,11 +37,28 @@ TEST(ReadBatchesTest, FilesTakeTurnsAndTensorsStayWhole) {
   const auto files = CheckpointFiles::Open(std::vector<std::string>{first, second}).value();
   const std::vector<std::vector<ByteRange>> ranges = {
       {{0, 60}}, {{0, 20}, {30, 60}}, {}, {{0, 250}}, {{1, 4}}};
-  EXPECT_THAT(Show(MakeBatches(files, ranges, std::vector<bool>(5, false), 100)),
+  EXPECT_THAT(Show(MakeBatches(files, ranges, std::vector<bool>(5, false), {100})),
               ElementsAre("0[0,60) | 0", "4[1,4) | 4", "1[0,20) 1[30,60) | 1 2", "3[0,100) |",
                           "3[100,200) |", "3[200,250) | 3"));
-  EXPECT_THAT(Show(MakeBatches(files, ranges, {true, false, true, true, true}, 100)),
+  EXPECT_THAT(Show(MakeBatches(files, ranges, {true, false, true, true, true}, {100})),
               ElementsAre("1[0,20) 1[30,60) | 1"));
+}
+
+// In the file `a` is [0, 60), `b` [60, 120), `c` [120, 370) behind the header.
+TEST(ReadBatchesTest, ASpanBoundsWhatLiesBetween) {
+  WrittenFiles written;
+  const auto path = written.Write({{"a", at::zeros({60}, at::kByte)},
+                                   {"b", at::zeros({60}, at::kByte)},
+                                   {"c", at::zeros({250}, at::kByte)}});
+  const auto files = CheckpointFiles::Open(std::vector<std::string>{path}).value();
+  const std::vector<std::vector<ByteRange>> ranges = {
+      {{0, 10}}, {{0, 20}, {30, 60}}, {{0, 10}, {150, 160}, {240, 250}}};
+  EXPECT_THAT(
+      Show(MakeBatches(files, ranges, std::vector<bool>(3, false), {100, 125})),
+      ElementsAre("0[0,10) 1[0,20) 1[30,60) | 0 1", "2[0,10) |", "2[150,160) 2[240,250) | 2"));
+  EXPECT_THAT(Show(MakeBatches(files, ranges, std::vector<bool>(3, false), {15, 1000})),
+              ElementsAre("0[0,10) | 0", "1[0,15) |", "1[15,20) 1[30,40) |", "1[40,55) |",
+                          "1[55,60) | 1", "2[0,10) 2[150,155) |", "2[155,160) 2[240,250) | 2"));
 }
 
 TEST(ReadBatchesTest, EqualStepsBecomeOneMap) {
