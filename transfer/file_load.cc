@@ -2,13 +2,13 @@
 
 #include <algorithm>
 #include <chrono>
-#include <functional>
 #include <iterator>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "lifecycle/arrival.h"
+#include "lifecycle/attempt.h"
 #include "transfer/leased_window.h"
 #include "transfer/page_cache.h"
 
@@ -90,12 +90,17 @@ absl::StatusOr<std::unique_ptr<FileLoad>> FileLoad::Start(ReloadSession& session
   if (!files.ok()) return files.status();
   std::unique_ptr<FileLoad> load(
       new FileLoad(session, std::move(plan), *std::move(files), options));
-  if (absl::Status status = load->Prepare(); !status.ok()) {
+  const auto prepare = [&] {
+    absl::Status status = load->Prepare();
+    if (!status.ok()) return status;
+    load->reader_ = std::make_unique<RangeReader>(
+        RangeReader::Options{load->num_threads_, options.direct, /*advises=*/!load->are_cached_});
+    return status;
+  };
+  if (absl::Status status = Attempt(prepare); !status.ok()) {
     load->is_over_ = true;
     return session.FailWith(status);
   }
-  load->reader_ = std::make_unique<RangeReader>(
-      RangeReader::Options{load->num_threads_, options.direct, /*advises=*/!load->are_cached_});
   return load;
 }
 
@@ -209,6 +214,13 @@ void FileLoad::ChooseBatches(const std::vector<std::vector<ByteRange>>& ranges,
 }
 
 absl::StatusOr<bool> FileLoad::Step(double seconds) {
+  return Attempt([&] { return Advance(seconds); },
+                 [&](const absl::Status& raised) -> absl::StatusOr<bool> {
+                   return is_over_ ? raised : Fail(raised);
+                 });
+}
+
+absl::StatusOr<bool> FileLoad::Advance(double seconds) {
   const double stop = Now() + seconds;
   while (!is_over_) {
     while (in_flight_.size() < max_in_flight_ && next_batch_ < batches_.size()) {

@@ -139,6 +139,7 @@ class LOADPLAN_API FileLoad {
   absl::Status Land(const InFlight& read);
   // `staged`: the bytes of read.staging, here or on the device.
   absl::Status LandSegments(const InFlight& read, const at::Tensor& staged);
+  absl::StatusOr<bool> Advance(double seconds);
   absl::Status Fail(const absl::Status& status);
   const FileTensor& TensorAt(std::int32_t tensor) const {
     return files_.tensors()[static_cast<std::size_t>(tensor)];

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 #include <iterator>
+#include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -59,8 +60,15 @@ void Advise(const std::vector<ReadJob>& jobs) {
 
 RangeReader::RangeReader(const Options& options)
     : direct_(options.direct), advises_(options.advises && !options.direct) {
-  for (int i = 0; i < std::max(1, options.num_threads); ++i) {
-    threads_.emplace_back([this] { Work(); });
+  const int num_threads = std::max(1, options.num_threads);
+  threads_.reserve(static_cast<std::size_t>(num_threads));
+  for (int i = 0; i < num_threads; ++i) {
+    try {
+      threads_.emplace_back([this] { Work(); });
+    } catch (const std::system_error&) {
+      if (threads_.empty()) throw;
+      break;  // the machine has no more threads: those that run will do
+    }
   }
 }
 
