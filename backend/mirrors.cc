@@ -42,14 +42,19 @@ absl::StatusOr<bool> MirrorBook::Settle(const RecordLog& log, std::vector<Mirror
   for (Known& known : known_) {
     const c10::Storage& storage = known.target.tensor.storage();
     if (!IsWritten(log, id++) && !known.is_explored) {
-      if (known.is_traced && storage.use_count() > kOwnReferences) {
+      if (known.is_born && known.is_traced && storage.use_count() > kOwnReferences) {
         return absl::FailedPreconditionError(
             absl::StrCat("the loader writes ", known.target.name, " (", known.writer,
                          ") in one call and keeps it for the next ones, which a load plan cannot "
                          "follow; make it a buffer of the model, or write it in every call"));
       }
-      takes_in_ = false;
       changed = true;
+      // Made in one pass, as one may be made in each; or written in the turn of a name that was
+      // left out, which a pass that explores shows.
+      if (known.is_born)
+        takes_in_ = false;
+      else
+        dropped_.emplace(storage.unsafeGetStorageImpl(), storage.getWeakStorageImpl());
       continue;
     }
     kept.push_back(std::move(known));
@@ -71,10 +76,12 @@ bool MirrorBook::TakeIn(std::vector<Mirror>& found, bool is_explored) {
   const std::size_t erased = std::erase_if(found, [&](const Mirror& mirror) {
     const auto storage = mirror.storage.lock();
     if (storage == nullptr || storage->device().is_meta()) return false;
+    if (!is_explored && dropped_.contains(storage.get())) return false;
     known_.push_back({{mirror.name.empty() ? mirror.what : mirror.name,
                        BytesOfStorage(c10::Storage(storage)), /*is_mirror=*/true},
                       mirror.writer,
-                      mirror.is_born && !mirror.copies.empty(),
+                      mirror.is_born,
+                      !mirror.copies.empty(),
                       is_explored});
     return true;
   });

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/status/statusor.h"
 #include "backend/target_set.h"
 #include "plan/records.h"
@@ -59,7 +60,8 @@ class MirrorBook {
   struct Known {
     LiveTarget target;
     std::string writer;
-    bool is_traced = false;  // a pass made it, and its memory lacks what was written there
+    bool is_born = false;    // a pass made it
+    bool is_traced = false;  // its memory does not hold all that was written
     bool is_explored = false;
   };
 
@@ -69,6 +71,8 @@ class MirrorBook {
   const std::shared_ptr<const TargetSet> declared_;
   std::shared_ptr<const TargetSet> targets_;
   std::vector<Known> known_;
+  // Known once, and not written by every complete pass.
+  absl::flat_hash_map<const c10::StorageImpl*, c10::weak_intrusive_ptr<c10::StorageImpl>> dropped_;
   bool takes_in_ = true;
   bool has_explored_ = false;
 };

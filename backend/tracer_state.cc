@@ -68,8 +68,8 @@ bool Tracer::State::GiveUpRefused() {
   return found;
 }
 
-// Gives up the names behind what is `left`; all of them, where an operator fills one with bytes
-// that no name stands behind. Whether there was a new one.
+// Gives up the names behind what is `left`; all of them, where it is older than the pass or an
+// operator fills it with bytes that no name stands behind. Whether there was a new one.
 bool Tracer::State::GiveUpMirrored(const TraceSession& of, const std::vector<Mirror>& left) {
   const SymbolicMemory memory(of.log());
   const auto time = static_cast<Index>(of.log().copies.size());
@@ -85,8 +85,9 @@ bool Tracer::State::GiveUpMirrored(const TraceSession& of, const std::vector<Mir
     }
     for (const std::int32_t name : names)
       found |= GiveUp(name, absl::StrCat(mirror.writer, " takes it into ", where));
-    const bool is_made_anew = !mirror.has_history && mirror.is_born;
-    if (!names.empty() || is_made_anew) continue;
+    // Of one that is made anew in each call, only what names put into it is looked at. Of an older
+    // one nothing shows what the call with these names alone would leave there.
+    if (mirror.is_born && (!names.empty() || !mirror.has_history)) continue;
     LetAllFallBack(absl::StrCat(mirror.writer, " changes ", where));
   }
   return found;

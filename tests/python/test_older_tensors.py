@@ -341,6 +341,29 @@ def test_a_name_that_is_given_up_wrote_it() -> None:
     updates(holder, targets, plan, eager, load)
 
 
+def test_another_name_decides_what_a_name_that_is_given_up_writes() -> None:
+    """A call with the names that go through the loader alone would leave something else."""
+
+    def load(holder: Holder, weights: Weights) -> None:
+        seen = []
+        for name, w in weights:
+            seen.append(name)
+            if name == "b":
+                scale = 1
+                try:
+                    scale = w[0].item()
+                except RuntimeError:
+                    pass
+                holder.get()[:2].fill_(scale)
+                if "a" in seen:
+                    holder.get()[2:].copy_(w[2:])
+
+    holder, eager = Holder("closure"), Holder("closure")
+    targets = holder.targets(load)
+    plan = loadplan.plan_loads(targets, METAS)
+    updates(holder, targets, plan, eager, load)
+
+
 def test_writes_through_an_array_make_every_name_fall_back() -> None:
     plan = loadplan.plan_loads(Holder("closure").targets(loader("numpy", simply, "before")), METAS)
     assert plan.entries["a"].reason == (
