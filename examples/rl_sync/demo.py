@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -205,12 +204,9 @@ def _process(rank: int, setup: Setup, port: int) -> None:
 
 def launch(setup: Setup) -> None:
     """Runs the demo on processes of this machine; raises where one of them fails."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     multiprocessing.start_processes(
-        _process, (setup, port), nprocs=setup.world, start_method="forkserver"
+        _process, (setup, store.port), nprocs=setup.world, start_method="forkserver"
     )
     del store
 
