@@ -26,12 +26,20 @@ struct EncodedWrites {
 EncodedWrites EncodeWrites(std::span<const WriteItem> items,
                            std::span<const std::string> storage_names);
 
-// Per landing: target, kind of origin, its index, 1 where boxes are hulls, the number of source
+// Per landing: target, kind of origin, its index, 1 where boxes are hulls plus 2 where transposed,
+// 4 where reversed and 8 where repeated, the number of source
 // boxes and of target boxes, then these boxes as EncodeBoxes does.
 std::vector<std::int64_t> EncodeLandings(std::span<const Landing> landings);
 
-// Other names that the programs of `entry` also need, sorted; empty where it feeds none.
+// Names that the programs of `entry` need, sorted; empty where it feeds none.
 std::vector<std::int64_t> InputNames(const LoadPlan& plan, std::int32_t entry);
+// Of every entry: one pass over the programs.
+std::vector<std::vector<std::int64_t>> InputNames(const LoadPlan& plan);
+
+// Of every entry a digest of what the plan does with it, names and targets by name: entries of two
+// plans with equal digests say the same.
+std::vector<std::int64_t> EntryDigests(const LoadPlan& plan,
+                                       std::span<const std::string> storage_names);
 
 }  // namespace loadplan
 

@@ -368,6 +368,8 @@ void DefineClasses(torch::Library& library) {
       .def("names", &LoadPlanClass::names)
       .def("kinds", &LoadPlanClass::kinds)
       .def("entry", &LoadPlanClass::entry)
+      .def("entries", &LoadPlanClass::entries)
+      .def("entry_digests", &LoadPlanClass::entry_digests)
       .def("boxes", &LoadPlanClass::boxes)
       .def("dest", &LoadPlanClass::dest)
       .def("uncovered", &LoadPlanClass::uncovered)

@@ -102,6 +102,27 @@ class LoadPlanClass : public torch::CustomClassHolder {
             std::move(writes.targets),
             InputNames(plan(), entry)};
   }
+  // Of all entries: reasons; per entry nbytes, the number of boxes that are read, these as
+  // EncodeBoxes does, the number of names that its programs need, and these.
+  std::tuple<Strings, Ints> entries() const {
+    std::tuple<Strings, Ints> result;
+    auto& [reasons, numbers] = result;
+    const auto append = [&numbers = numbers](std::size_t count, const Ints& items) {
+      numbers.push_back(static_cast<int64_t>(count));
+      numbers.insert(numbers.end(), items.begin(), items.end());
+    };
+    const std::vector<Ints> inputs = InputNames(plan());
+    for (std::size_t i = 0; i < plan().entries().size(); ++i) {
+      reasons.push_back(plan().entries()[i].reason);
+      const auto entry = static_cast<std::int32_t>(i);
+      numbers.push_back(plan().ReadNbytes(entry));
+      const auto reads = plan().Reads(entry);
+      append(reads.size(), EncodeBoxes(reads));
+      append(inputs[i].size(), inputs[i]);
+    }
+    return result;
+  }
+  Ints entry_digests() const { return EntryDigests(plan(), storage_names_); }
   std::optional<Ints> boxes(int64_t index) const {
     const auto boxes = plan().GetBoxes(Checked(index));
     if (!boxes.has_value()) return std::nullopt;

@@ -1,11 +1,15 @@
 #include "plan/landings.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdlib>
+#include <functional>
 #include <optional>
 #include <span>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/inlined_vector.h"
 #include "geometry/view_to_box.h"
 
 namespace loadplan {
@@ -34,7 +38,10 @@ class LandingMaker {
     landing.target = TargetOf(write);
     if (landing.target >= 0 && !write.map.empty()) {
       PutTo(write, landing);
-      if (write.origin.kind == OriginKind::kCheckpoint) PutFrom(write, landing);
+      if (write.origin.kind == OriginKind::kCheckpoint) {
+        PutFrom(write, landing);
+        PutOrder(write.map, landing);
+      }
     }
     landings_.push_back(std::move(landing));
   }
@@ -70,6 +77,24 @@ class LandingMaker {
     const SourceTensor& source = plan_.sources()[static_cast<std::size_t>(write.origin.index)];
     Put(FromLayout(write.map), {source.shape, source.dtype.itemsize}, landing.from,
         landing.is_hull);
+  }
+
+  // In the order of the target, outermost dimension first, the steps in the source descend too.
+  static void PutOrder(const StridedMap& map, Landing& landing) {
+    absl::InlinedVector<std::pair<Index, Index>, 6> steps;  // in the target, in the source
+    for (std::size_t d = 0; d < map.shape().size(); ++d) {
+      if (map.shape()[d] <= 1) continue;
+      const Index to = map.to().byte_strides[d];
+      const Index from = map.from().byte_strides[d];
+      steps.emplace_back(std::abs(to), to > 0 ? from : -from);
+    }
+    std::ranges::sort(steps, std::greater<>());
+    for (std::size_t i = 0; i < steps.size(); ++i) {
+      const Index step = steps[i].second;
+      if (i > 0 && std::abs(step) > std::abs(steps[i - 1].second)) landing.is_transposed = true;
+      if (step < 0) landing.is_reversed = true;
+      if (step == 0) landing.is_repeated = true;
+    }
   }
 
   static bool IsRowMajor(const StridedLayout& layout) {

@@ -23,6 +23,10 @@ struct Landing {
   // Whether `to` and `from` are single boxes that hold more than what is meant: the exact ones
   // are too many to show, or the target is no row-major tensor.
   bool is_hull = false;
+  // How elements of `from` are arranged otherwise in `to`.
+  bool is_transposed = false;
+  bool is_reversed = false;
+  bool is_repeated = false;
 };
 
 // Every write of the plan: those of names in declared order, then constants, live bytes and

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._inspect import as_json, differences, overview, plan_of_name
+from ._inspect import differences, json_lines, overview, plan_of_name
 from .plan_files import open_plan
 
 
@@ -44,13 +45,16 @@ def _inspect(args: argparse.Namespace) -> int:
     plan, info = open_plan(args.file)
     if args.target is not None and args.svg is None:
         raise ValueError("--target says what to draw; give --svg OUT too")
+    if args.svg is not None and (args.json or args.name is not None):
+        other = "--json" if args.json else "--name"
+        raise ValueError(f"--svg draws and prints nothing; leave out {other}, or call twice")
     if args.svg is not None:
         from ._drawing import draw
 
         Path(args.svg).write_text(draw(plan, Path(args.file).name, args.target), encoding="utf-8")
         print(f"drawn into {args.svg}")
     elif args.json:
-        print(json.dumps(as_json(plan, info, args.name), indent=1))
+        print("\n".join(json_lines(plan, info, args.name)))
     elif args.name is not None:
         _print(plan_of_name(plan, args.name))
     else:
@@ -82,4 +86,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    gc.disable()  # millions of tuples, all of them alive to the end
     sys.exit(main())

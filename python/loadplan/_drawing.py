@@ -7,7 +7,6 @@ and one line of its legend, so that a model of 70,000 names fits on a page that 
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -20,7 +19,6 @@ from ._inspect import (
     Landing,
     Target,
     landings_of,
-    order_of,
     targets_of,
     text_of_boxes,
     text_of_nbytes,
@@ -119,13 +117,8 @@ class _Page:
         self.svg = _Svg()
         self.y = 0.0
         self.landings: dict[str, list[Landing]] = {}
-        self.numbers: dict[int, int] = {}  # by id of a landing: which of its name's writes it is
-        seen: Counter[str] = Counter()
         for landing in landings_of(plan):
             self.landings.setdefault(landing.target, []).append(landing)
-            if landing.origin == "checkpoint":
-                self.numbers[id(landing)] = seen[landing.source]
-                seen[landing.source] += 1
         kinds = plan._entries._kinds
         self.derived = {n for n, kind in zip(plan.entries, kinds, strict=True) if kind == 1}
         self.fallbacks = [n for n, kind in zip(plan.entries, kinds, strict=True) if kind == 2]
@@ -280,8 +273,8 @@ class _Page:
         if first.origin == "checkpoint" and first.source in self.plan.entries:
             entry = self.plan.entries[first.source]
             reason = f", {entry.reason}" if entry.kind == "derived" and entry.reason else ""
-            order = order_of(entry.writes[self.numbers[id(first)]])
-            text += f"   ({entry.kind}{reason}{order and f', {order}'}, of {list(entry.shape)})"
+            order = first.order and f", {first.order}"
+            text += f"   ({entry.kind}{reason}{order}, of {list(entry.shape)})"
         return _shortened(text, 125)
 
     def _members(self, group: _Group, top: float) -> float:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ._library import DTYPE_OF
-from .plan import Box, Entry, LoadPlan, Write
+from .plan import KINDS, Box, LoadPlan, box_at
 from .plan_files import FileInfo
 
 ORIGINS = ("checkpoint", "constant", "live bytes", "computed")
+ARRANGEMENTS = ("transposed", "reversed", "repeated")
+ORDERS = [
+    " and ".join(word for bit, word in enumerate(ARRANGEMENTS) if n >> bit & 1) for n in range(8)
+]
 _MAX_LISTED = 20
 
 
@@ -24,6 +30,7 @@ class Landing(NamedTuple):
     from_boxes: tuple[Box, ...]
     to_boxes: tuple[Box, ...]
     is_hull: bool  # the boxes hold more than what is meant
+    order: str  # how the elements are arranged otherwise than in the checkpoint tensor; empty
 
 
 class Target(NamedTuple):
@@ -37,6 +44,7 @@ class Target(NamedTuple):
     nbytes: int
 
 
+@lru_cache(maxsize=1 << 16)
 def text_of_box(box: Box) -> str:
     return "[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]"
 
@@ -57,26 +65,6 @@ def text_of_nbytes(nbytes: float) -> str:
             return f"{nbytes} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     raise AssertionError
-
-
-def order_of(write: Write) -> str:
-    """How the elements are arranged otherwise than in the checkpoint tensor; empty where not."""
-    dims = [
-        (abs(to), from_ if to > 0 else -from_)
-        for extent, to, from_ in zip(
-            write.shape, write.target_strides, write.source_strides, strict=True
-        )
-        if extent > 1
-    ]
-    steps = [from_ for _, from_ in sorted(dims, reverse=True)]
-    words = []
-    if [abs(step) for step in steps] != sorted((abs(step) for step in steps), reverse=True):
-        words.append("transposed")
-    if any(step < 0 for step in steps):
-        words.append("reversed")
-    if any(step == 0 for step in steps):
-        words.append("repeated")
-    return " and ".join(words)
 
 
 def targets_of(plan: LoadPlan) -> list[Target]:
@@ -101,15 +89,12 @@ def landings_of(plan: LoadPlan) -> Iterator[Landing]:
     targets = plan._handle.targets()[0]
     rest = iter(behind)
     names_of = [tuple(declared[next(rest)] for _ in range(next(rest))) for _ in operators]
-    items = iter(numbers)
-
-    def boxes(count: int) -> tuple[Box, ...]:
-        return tuple(
-            tuple((next(items), next(items)) for _ in range(next(items))) for _ in range(count)
-        )
-
-    for target in items:
-        kind, index, is_hull, num_from, num_to = (next(items) for _ in range(5))
+    at = 0
+    while at < len(numbers):
+        target, kind, index, how, num_from, num_to = numbers[at : at + 6]
+        at += 6
+        from_boxes, at = _boxes_at(numbers, at, num_from)
+        to_boxes, at = _boxes_at(numbers, at, num_to)
         origin = ORIGINS[kind]
         names: tuple[str, ...] = ()
         source = ""
@@ -120,9 +105,18 @@ def landings_of(plan: LoadPlan) -> Iterator[Landing]:
             names = names_of[index]
             more = ", ..." if len(names) > 4 else ""
             source = f"{operators[index]} of {', '.join(names[:4])}{more}"
-        from_boxes, to_boxes = boxes(num_from), boxes(num_to)
         name = targets[target] if target >= 0 else ""
-        yield Landing(name, origin, source, names, from_boxes, to_boxes, bool(is_hull))
+        yield Landing(
+            name, origin, source, names, from_boxes, to_boxes, bool(how & 1), ORDERS[how >> 1]
+        )
+
+
+def _boxes_at(numbers: list[int], at: int, count: int) -> tuple[tuple[Box, ...], int]:
+    boxes = []
+    for _ in range(count):
+        box, at = box_at(numbers, at)
+        boxes.append(box)
+    return tuple(boxes), at
 
 
 def overview(plan: LoadPlan, info: FileInfo, path: str) -> str:
@@ -160,7 +154,7 @@ def plan_of_name(plan: LoadPlan, name: str) -> str:
         lines.append(
             f"  {about}{text_of_boxes(landing.from_boxes)} -> `{landing.target}` "
             f"{text_of_boxes(landing.to_boxes)}"
-            + "".join(f", {word}" for word in (order_of(write), casts and f"cast {casts}") if word)
+            + "".join(f", {word}" for word in (landing.order, casts and f"cast {casts}") if word)
         )
         lines.append(
             f"    region: byte {write.target_offset}, {list(write.shape)} items of "
@@ -177,37 +171,77 @@ def plan_of_name(plan: LoadPlan, name: str) -> str:
     return "\n".join(lines)
 
 
-def as_json(plan: LoadPlan, info: FileInfo, name: str | None) -> dict[str, Any]:
-    """Everything that a file says, in plain values; of one name only where it is given."""
-    landings: dict[str, list[dict[str, Any]]] = {}
-    for landing in landings_of(plan):
-        landings.setdefault(landing.source if landing.origin == "checkpoint" else "", []).append(
-            landing._asdict()
-        )
-    names = list(plan.entries) if name is None else [name]
-    entries = {n: {**_plain(plan.entries[n]), "lands": landings.get(n, [])} for n in names}
+def json_lines(plan: LoadPlan, info: FileInfo, name: str | None) -> Iterator[str]:
+    """Everything that a file says, as lines of one JSON object, a name on each.
+
+    Of one name only where it is given.
+    """
+    encode = json.JSONEncoder().encode  # with indentation it would be the slow one
+    entries = _named(entries_as_json(plan, name), encode)
     if name is not None:
-        return entries
-    return {
+        yield from ("{", *entries, "}")
+        return
+    nameless = [item for item in landings_of(plan) if item.origin != "checkpoint"]
+    values = {
         "saved": {**vars(info), "placement": repr(info.placement)},
         "targets": [target._asdict() for target in targets_of(plan)],
-        "names": entries,
-        "nameless": landings.get("", []),
+        "nameless": [landing._asdict() for landing in nameless],
         "uncovered": {n: vars(item) for n, item in plan.uncovered.items()},
         "overlaps": [vars(item) for item in plan.overlaps],
     }
+    yield "{"
+    for key, value in values.items():
+        yield f"{encode(key)}: {encode(value)},"
+    yield '"names": {'
+    yield from entries
+    yield "}}"
 
 
-def _plain(entry: Entry) -> dict[str, Any]:
-    return {
-        "kind": entry.kind,
-        "reason": entry.reason,
-        "shape": entry.shape,
-        "dtype": text_of_dtype(entry.dtype),
-        "nbytes": entry.nbytes,
-        "reads": entry.reads,
-        "inputs": entry.inputs,
-    }
+def _named(items: Iterable[tuple[str, Any]], encode: Callable[[Any], str]) -> Iterator[str]:
+    line = ""
+    for name, value in items:
+        if line:
+            yield line + ","
+        line = f"{encode(name)}: {encode(value)}"
+    if line:
+        yield line
+
+
+def entries_as_json(plan: LoadPlan, name: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    lands: dict[str, list[dict[str, Any]]] = {}
+    for landing in landings_of(plan):
+        if landing.origin == "checkpoint" and name in (None, landing.source):
+            lands.setdefault(landing.source, []).append(landing._asdict())
+    declared = list(plan.entries)
+    reasons, numbers = plan._handle.entries()
+    kinds = plan._handle.kinds()
+    at = 0
+    found = []
+    for reason in reasons:
+        nbytes, num_reads = numbers[at : at + 2]
+        reads, at = _boxes_at(numbers, at + 2, num_reads)
+        inputs = numbers[at + 1 : at + 1 + numbers[at]]
+        at += 1 + len(inputs)
+        found.append((reason, nbytes, reads, inputs))
+    if name is not None:
+        plan._position(name)
+    for index, (reason, nbytes, reads, inputs) in enumerate(found):
+        if name not in (None, declared[index]):
+            continue
+        meta = plan._metas[index]
+        yield (
+            meta.name,
+            {
+                "kind": KINDS[kinds[index]],
+                "reason": reason,
+                "shape": meta.shape,
+                "dtype": text_of_dtype(meta.dtype),
+                "nbytes": nbytes,
+                "reads": reads,
+                "inputs": {declared[i]: found[i][2] for i in inputs},
+                "lands": lands.get(meta.name, []),
+            },
+        )
 
 
 class Change(NamedTuple):
@@ -281,36 +315,24 @@ def _target_text(target: Target) -> str:
 
 def _name_texts(plan: LoadPlan, other: LoadPlan) -> dict[str, str]:
     """By name what the plan does with it, for those with which ``other`` does something else."""
-    theirs = other.entries
     lands: dict[str, list[str]] = {}
-    wanted = {
-        name for name in plan.entries if name not in theirs or _raw(plan, name) != _raw(other, name)
-    }
+    theirs = dict(zip(other.entries, other._handle.entry_digests(), strict=True))
+    ours = zip(plan.entries, plan._handle.entry_digests(), strict=True)
+    wanted = {name for name, digest in ours if theirs.get(name) != digest}
     for landing in landings_of(plan) if wanted else ():
         if landing.origin == "checkpoint" and landing.source in wanted:
-            of_name = lands.setdefault(landing.source, [])
-            order = order_of(plan.entries[landing.source].writes[len(of_name)])
-            of_name.append(
-                f"{text_of_boxes(landing.from_boxes)} -> `{landing.target}` "
-                f"{text_of_boxes(landing.to_boxes)}" + (f", {order}" if order else "")
+            lands.setdefault(landing.source, []).append(
+                f"; {text_of_boxes(landing.from_boxes)} -> `{landing.target}` "
+                f"{text_of_boxes(landing.to_boxes)}" + (landing.order and f", {landing.order}")
             )
-    return {
-        name: f"{text_of_dtype((e := plan.entries[name]).dtype)} {list(e.shape)} {e.kind}"
-        + (f" ({e.reason})" if e.reason else "")
-        + "".join(f"; {line}" for line in lands.get(name, []))
-        for name in plan.entries
-        if name in wanted
-    }
-
-
-def _raw(plan: LoadPlan, name: str) -> Any:
-    """All that a plan says of a name, as the library hands it over."""
-    index = plan._position(name)
-    meta = plan._metas[index]
-    reason, nbytes, reads, numbers, targets, inputs = plan._handle.entry(index)
-    kind = plan._entries._kinds[index]
-    others = [plan._metas[i].name for i in inputs]
-    return meta[1:3], kind, reason, nbytes, reads, numbers, targets, others
+    texts = {}
+    reasons, kinds = plan._handle.entries()[0], plan._handle.kinds()
+    for meta, kind, reason in zip(plan._metas, kinds, reasons, strict=True):
+        if meta.name in wanted:
+            what = f"{text_of_dtype(meta.dtype)} {list(meta.shape)} {KINDS[kind]}"
+            texts[meta.name] = f"{what} ({reason})" if reason else what
+            texts[meta.name] += "".join(lands.get(meta.name, ()))
+    return texts
 
 
 def diff_text(changes: list[Change], a: str, b: str) -> str:

@@ -266,26 +266,36 @@ class _Entries(Mapping[str, Entry]):
         return name in self._index
 
 
+def box_at(numbers: list[int], at: int) -> tuple[Box, int]:
+    """The box that begins at ``at``, and where the next item does."""
+    stop = at + 1 + 2 * numbers[at]
+    return tuple(zip(numbers[at + 1 : stop : 2], numbers[at + 2 : stop : 2], strict=True)), stop
+
+
 def _boxes(numbers: list[int]) -> tuple[Box, ...]:
     boxes = []
-    items = iter(numbers)
-    for rank in items:
-        boxes.append(tuple((next(items), next(items)) for _ in range(rank)))
+    at = 0
+    while at < len(numbers):
+        box, at = box_at(numbers, at)
+        boxes.append(box)
     return tuple(boxes)
 
 
 def _writes(numbers: list[int], targets: list[str]) -> tuple[Write, ...]:
-    items = iter(numbers)
+    at = 0
 
     def take(count: int) -> tuple[int, ...]:
-        return tuple(next(items) for _ in range(count))
+        nonlocal at
+        at += count
+        return tuple(numbers[at - count : at])
 
     writes = []
-    for target, rank in zip(targets, items, strict=False):
+    for target in targets:
+        (rank,) = take(1)
         shape = take(rank)
         (target_offset,), target_strides, (target_itemsize,) = take(1), take(rank), take(1)
         (source_offset,), source_strides, (source_itemsize,) = take(1), take(rank), take(1)
-        casts = tuple(DTYPE_OF[code] for code in take(next(items)))
+        casts = tuple(DTYPE_OF[code] for code in take(*take(1)))
         writes.append(
             Write(
                 target,

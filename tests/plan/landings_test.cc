@@ -25,7 +25,9 @@ std::string Text(const LoadPlan& plan) {
   for (const Landing& landing : LandingsOf(plan)) {
     absl::StrAppend(&text, text.empty() ? "" : "\n", Text(landing.from), " -> ",
                     plan.targets()[static_cast<std::size_t>(landing.target)].name, " ",
-                    Text(landing.to), landing.is_hull ? " ~" : "");
+                    Text(landing.to), landing.is_hull ? " ~" : "",
+                    landing.is_transposed ? " transposed" : "",
+                    landing.is_reversed ? " reversed" : "", landing.is_repeated ? " repeated" : "");
   }
   return text;
 }
@@ -61,7 +63,13 @@ INSTANTIATE_TEST_SUITE_P(
                     [](LogBuilder& log) {
                       log.Copy(log.Target("p", {2, 3}), log.Source("w", {3, 2}).Transpose(0, 1));
                     },
-                    "[0:3, 0:2] -> p [0:2, 0:3]"},
+                    "[0:3, 0:2] -> p [0:2, 0:3] transposed"},
+        LandingCase{"a_row_over_all_rows_backwards",
+                    [](LogBuilder& log) {
+                      const View w = log.Source("w", {3});
+                      log.Copy(log.Target("p", {2, 3}), w.With(2, {2, 3}, {0, -1}));
+                    },
+                    "[0:3] -> p [0:2, 0:3] transposed reversed repeated"},
         LandingCase{"a_flat_range_of_rows",
                     [](LogBuilder& log) {
                       const View w = log.Source("w", {3, 4});
@@ -96,7 +104,7 @@ INSTANTIATE_TEST_SUITE_P(
                       log.input().targets[0].layout = turned.layout;
                       log.Copy(turned, log.Source("w", {3, 2}));
                     },
-                    "[0:3, 0:2] -> t [0:3, 0:2] ~"}),
+                    "[0:3, 0:2] -> t [0:3, 0:2] ~ transposed"}),
     [](const auto& param_info) { return param_info.param.name; });
 
 }  // namespace

@@ -190,6 +190,8 @@ def test_errors_are_one_line(saved: str, tmp_path: Path, capsys: Capture) -> Non
             "no target of the plan",
         ),
         (["inspect", saved, "--target", "x"], "give --svg OUT too"),
+        (["inspect", saved, "--svg", "x", "--json"], "leave out --json, or call twice"),
+        (["inspect", saved, "--svg", "x", "--name", "A_log"], "leave out --name"),
     ):
         assert main(arguments) == 2
         said = capsys.readouterr().err
