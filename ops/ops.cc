@@ -23,6 +23,7 @@
 #include "ops/arguments.h"
 #include "ops/encode.h"
 #include "ops/file_load_class.h"
+#include "ops/peers_class.h"
 #include "ops/plan_class.h"
 #include "ops/plan_file_class.h"
 #include "ops/shard_classes.h"
@@ -492,6 +493,7 @@ struct Register {
     library->def("read_metadata(str[] paths) -> (str[], int[], int[], int[])", ReadMetadata);
     DefineClasses(*library);
     DefineShardExchange<LoadPlanClass, SessionClass>(*library);
+    DefinePeers(*library);
   }
 };
 const Register registered;

@@ -1,22 +1,14 @@
 #include "ops/shard_classes.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "backend/convert.h"
 #include "lifecycle/attempt.h"
+#include "ops/peers_class.h"
 #include "ops/raise.h"
 
 namespace loadplan {
-namespace {
-
-absl::Status ProblemOf(const std::string& text) {
-  return text.empty() ? absl::OkStatus() : absl::FailedPreconditionError(text);
-}
-
-}  // namespace
-
 std::int64_t ShardSetClass::add_geometry(const Ints& shape, std::int64_t dtype,
                                          const Ints& pieces) {
   TensorGeometry geometry{
@@ -57,9 +49,7 @@ ShardExchangeClass::ShardExchangeClass(Group group, double timeout,
     : group_(std::move(group)) {
   TORCH_CHECK_VALUE(timeout > 0 && max_bytes_in_flight > 0 && bucket_nbytes > 0,
                     "`timeout`, `max_bytes_in_flight` and `bucket_nbytes` have to be positive");
-  // Years: more than that overflows where it is added to a time.
-  options_.timeout =
-      std::chrono::milliseconds(static_cast<std::int64_t>(std::min(timeout, 1e8) * 1000));
+  options_.timeout = Milliseconds(timeout);
   options_.max_bytes_in_flight = max_bytes_in_flight;
   options_.schedule.bucket_nbytes = bucket_nbytes;
   options_.schedule.must_hold = must_hold;
@@ -85,10 +75,14 @@ ShardExchange& ShardExchangeClass::connected() const {
   return *exchange_;
 }
 
-ShardExchangeClass::Ints ShardExchangeClass::update(const std::shared_ptr<ShardSet>& shards,
-                                                    ReloadSession* session,
+void ShardExchangeClass::move(const std::shared_ptr<ShardSet>& shards, ReloadSession* session,
+                              const std::string& problem) {
+  Raise(connected().Move(shards, session, ProblemOf(problem)));
+}
+
+ShardExchangeClass::Ints ShardExchangeClass::settle(ReloadSession* session,
                                                     const std::string& problem) {
-  const ExchangeReceipt receipt = Value(connected().Update(shards, session, ProblemOf(problem)));
+  const ExchangeReceipt receipt = Value(connected().Settle(session, ProblemOf(problem)));
   return {receipt.sent_nbytes, receipt.received_nbytes, receipt.in_place_nbytes,
           receipt.copied_nbytes, receipt.num_messages};
 }

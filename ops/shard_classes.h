@@ -55,9 +55,11 @@ class ShardExchangeClass : public torch::CustomClassHolder {
                      const std::vector<std::string>& paths);
   // Bytes that this rank read from files.
   std::int64_t read_nbytes() const { return files_ == nullptr ? 0 : files_->nbytes_read(); }
-  // sent, received, of it in place, copied; messages
-  Ints update(const std::shared_ptr<ShardSet>& shards, ReloadSession* session,
-              const std::string& problem);
+  // An update in two steps, as ShardExchange has them. Gives what was sent, received, of it in
+  // place, copied; messages.
+  void move(const std::shared_ptr<ShardSet>& shards, ReloadSession* session,
+            const std::string& problem);
+  Ints settle(ReloadSession* session, const std::string& problem);
   std::string report() const;
   // ranks; links, row by row; copied, whole tensors, bounds of the busiest sender and receiver
   std::tuple<std::int64_t, Ints, Ints> traffic() const;
@@ -78,8 +80,12 @@ template <typename Plan, typename Session>
 void DefineShardExchange(torch::Library& library) {
   using Self = c10::intrusive_ptr<ShardExchangeClass>;
   using MaybeShards = std::optional<c10::intrusive_ptr<ShardSetClass>>;
+  using MaybeSession = std::optional<c10::intrusive_ptr<Session>>;
   const auto shards_of = [](const MaybeShards& shards) {
     return shards.has_value() ? (*shards)->shards() : nullptr;
+  };
+  const auto session_of = [](const MaybeSession& session) {
+    return session.has_value() ? &(*session)->session() : nullptr;
   };
   library.class_<ShardExchangeClass>("ShardExchange")
       .def(torch::init<ShardExchangeClass::Group, double, int64_t, int64_t, bool>())
@@ -93,12 +99,14 @@ void DefineShardExchange(torch::Library& library) {
       .def("connect_files",
            [](const Self& self, const c10::intrusive_ptr<Plan>& plan,
               const std::vector<std::string>& paths) { self->connect_files(plan->bound(), paths); })
-      .def("update",
-           [shards_of](const Self& self, const MaybeShards& shards,
-                       const std::optional<c10::intrusive_ptr<Session>>& session,
-                       const std::string& problem) {
-             return self->update(shards_of(shards),
-                                 session.has_value() ? &(*session)->session() : nullptr, problem);
+      .def("move",
+           [=](const Self& self, const MaybeShards& shards, const MaybeSession& session,
+               const std::string& problem) {
+             self->move(shards_of(shards), session_of(session), problem);
+           })
+      .def("settle",
+           [=](const Self& self, const MaybeSession& session, const std::string& problem) {
+             return self->settle(session_of(session), problem);
            })
       .def("read_nbytes", &ShardExchangeClass::read_nbytes)
       .def("report", &ShardExchangeClass::report)

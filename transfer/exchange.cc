@@ -15,11 +15,6 @@
 namespace loadplan {
 namespace {
 
-// The first value of a header: what a rank is about to do. The protocol changes with the encoding
-// and the order of messages.
-constexpr std::int64_t kProtocol = 2;
-constexpr std::int64_t kUpdates = -1;
-
 // FNV-1a: the same on every rank, and apart for texts that differ by accident.
 std::int64_t Digest(std::string_view bytes, std::uint64_t digest = 0xcbf29ce484222325U) {
   for (const char byte : bytes) {
@@ -133,12 +128,6 @@ struct EndsRead {
   void operator()(ShardSet* shards) const { shards->EndRead(); }
 };
 
-absl::Status OtherCall(std::size_t theirs, const char* does, std::int32_t own) {
-  return absl::FailedPreconditionError(absl::StrCat("rank ", theirs, " ", does, " where rank ", own,
-                                                    " does not; all ranks have to make the same "
-                                                    "calls"));
-}
-
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardExchange>> ShardExchange::Connect(
@@ -181,7 +170,7 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
   if (own.ok()) {
     own = Attempt("describing tensors", [&] { tables.emplace(held.get(), needed.get()); });
   }
-  std::vector<std::int64_t> header = {kProtocol,
+  std::vector<std::int64_t> header = {static_cast<std::int64_t>(GroupCall::kSchedule),
                                       options_.schedule.bucket_nbytes,
                                       options_.schedule.solo_nbytes,
                                       options_.schedule.must_cover ? 1 : 0,
@@ -195,7 +184,6 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
   std::vector<std::vector<SectionId>> ids;
   for (std::size_t rank = 0; rank < headers->size(); ++rank) {
     const std::vector<std::int64_t>& theirs = (*headers)[rank];
-    if (theirs.front() == kUpdates) return OtherCall(rank, "updates", peers_.rank());
     if (!std::equal(header.begin(), header.begin() + static_cast<std::ptrdiff_t>(num_common),
                     theirs.begin())) {
       return absl::FailedPreconditionError(
@@ -209,7 +197,7 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
   }
   // What fails on one rank from here on, memory that it cannot have for one, ends it for all.
   absl::Status status = Attempt("scheduling", [&]() -> absl::Status {
-    peers_.BeginWatch(key);
+    if (absl::Status begun = peers_.BeginWatch(key); !begun.ok()) return begun;
     absl::StatusOr<std::vector<RankTables>> ranks = tables->Run(peers_, ids);
     if (!ranks.ok()) return ranks.status();
     if (absl::Status used = UseTables(*std::move(ranks)); !used.ok()) return used;
@@ -284,15 +272,26 @@ absl::Status ShardExchange::CheckRoles(const std::shared_ptr<ShardSet>& shards,
 absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<ShardSet>& shards,
                                                       ReloadSession* session,
                                                       const absl::Status& problem) {
-  const auto fail = [&](const absl::Status& status) {
-    failure_ = status;
-    return session == nullptr ? status : session->FailWith(status);
-  };
+  if (absl::Status status = Move(shards, session, problem); !status.ok()) return status;
+  return Settle(session);
+}
+
+absl::Status ShardExchange::Fail(const absl::Status& status, ReloadSession* session) {
+  failure_ = status;
+  return session == nullptr ? status : session->FailWith(status);
+}
+
+absl::Status ShardExchange::Move(const std::shared_ptr<ShardSet>& shards, ReloadSession* session,
+                                 const absl::Status& problem) {
+  if (failure_.ok() && is_moved_) {
+    failure_ = absl::FailedPreconditionError("an update was begun and not ended");
+  }
   if (!failure_.ok()) {
-    return fail(absl::FailedPreconditionError(
+    const absl::Status status = absl::FailedPreconditionError(
         absl::StrCat("an earlier exchange of this group failed; make a new group and schedule. It "
                      "failed with: ",
-                     std::string(failure_.message()))));
+                     std::string(failure_.message())));
+    return session == nullptr ? status : session->FailWith(status);
   }
   const std::unique_ptr<ShardSet, EndsRead> read(shards.get());
   const absl::Status own = Attempt("checking shards", [&] {
@@ -300,31 +299,49 @@ absl::StatusOr<ExchangeReceipt> ShardExchange::Update(const std::shared_ptr<Shar
     return status.ok() && shards != nullptr ? BeginRead(*shards, session) : status;
   });
   std::string key;
-  const std::array<std::int64_t, 3> header = {kUpdates, digest_, num_updates_};
+  const std::array<std::int64_t, 3> header = {static_cast<std::int64_t>(GroupCall::kUpdate),
+                                              digest_, num_updates_};
   const auto headers = peers_.Consult(header, own, &key);
-  if (!headers.ok()) return fail(headers.status());
+  if (!headers.ok()) return Fail(headers.status(), session);
   for (std::size_t rank = 0; rank < headers->size(); ++rank) {
     const std::vector<std::int64_t>& theirs = (*headers)[rank];
     if (std::equal(header.begin(), header.end(), theirs.begin())) continue;
-    if (theirs.front() != kUpdates) return fail(OtherCall(rank, "schedules", peers_.rank()));
-    return fail(absl::FailedPreconditionError(
-        absl::StrCat("rank ", rank, " is at another update or schedule than rank ", peers_.rank(),
-                     "; all ranks have to make the same calls")));
+    return Fail(absl::FailedPreconditionError(
+                    absl::StrCat("rank ", rank, " is at another update or schedule than rank ",
+                                 peers_.rank(), "; all ranks have to make the same calls")),
+                session);
   }
   ++num_updates_;
   // Memory that is being received into stays until the others know.
   std::optional<Run> run;
   absl::Status status = Attempt("exchanging shards", [&] {
-    peers_.BeginWatch(key);
+    if (absl::Status begun = peers_.BeginWatch(key); !begun.ok()) return begun;
     ShardSource* source = shards.get();
     if (roles_.files != nullptr) source = roles_.files.get();
     return run.emplace(*this, source, session).Move();
   });
-  if (status.ok()) status = peers_.AwaitAll();
+  if (!status.ok()) {
+    status = peers_.Fail(status);
+    peers_.EndWatch();
+    return Fail(status, session);
+  }
+  receipt_ = run->receipt();
+  is_moved_ = true;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<ExchangeReceipt> ShardExchange::Settle(ReloadSession* session,
+                                                      const absl::Status& problem) {
+  if (!failure_.ok()) return failure_;
+  if (!is_moved_) return absl::FailedPreconditionError("no update was begun");
+  is_moved_ = false;
+  peers_.NoteProgress();
+  absl::Status status = problem.ok() ? peers_.AwaitAll() : problem;
   if (!status.ok()) status = peers_.Fail(status);
   peers_.EndWatch();
-  if (!status.ok()) return fail(status);
-  return run->receipt();
+  if (!problem.ok()) status = problem;
+  if (!status.ok()) return Fail(status, session);
+  return receipt_;
 }
 
 absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& session,

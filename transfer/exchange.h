@@ -68,6 +68,14 @@ class LOADPLAN_API ShardExchange {
                                          ReloadSession* session,
                                          const absl::Status& problem = absl::OkStatus());
 
+  // Update in two steps, for hosts that do something with what has landed and may fail in it. After
+  // Move every byte of this rank has come and gone; Settle tells the others that it is done, or
+  // what its problem is, and waits for them. Both or neither, on all ranks.
+  absl::Status Move(const std::shared_ptr<ShardSet>& shards, ReloadSession* session,
+                    const absl::Status& problem = absl::OkStatus());
+  absl::StatusOr<ExchangeReceipt> Settle(ReloadSession* session,
+                                         const absl::Status& problem = absl::OkStatus());
+
   const Schedule& schedule() const { return schedule_; }
 
  private:
@@ -81,6 +89,7 @@ class LOADPLAN_API ShardExchange {
                            std::shared_ptr<const GeometryTable>& needed);
   absl::Status UseTables(std::vector<RankTables> ranks);
   absl::Status CheckRoles(const std::shared_ptr<ShardSet>& shards, ReloadSession* session) const;
+  absl::Status Fail(const absl::Status& status, ReloadSession* session);
 
   PeerGroup peers_;
   ExchangeRoles roles_;
@@ -91,6 +100,8 @@ class LOADPLAN_API ShardExchange {
   std::vector<std::int32_t> num_parts_;      // that come to this rank, per name
   std::vector<std::int32_t> empty_entries_;  // of the plan
   std::int64_t num_updates_ = 0;
+  bool is_moved_ = false;  // and not settled
+  ExchangeReceipt receipt_;
   absl::Status failure_;
   std::vector<at::Tensor> staging_;  // free buffers of the largest message's size
   Index staging_nbytes_ = 0;

@@ -134,8 +134,9 @@ absl::Status ShardExchange::Run::FinishOldest() {
   if (in_flight_.empty()) return absl::OkStatus();
   InFlight item = std::move(in_flight_.front());
   in_flight_.pop_front();
-  if (absl::Status status = exchange_.peers_.Wait(item.work); !status.ok()) {
-    const Message& message = *item.message;
+  const Message& message = *item.message;
+  const std::int32_t peer = item.sends ? message.receiver : message.sender;
+  if (absl::Status status = exchange_.peers_.Wait(item.work, peer); !status.ok()) {
     const std::string& name =
         exchange_.schedule_.names()[static_cast<std::size_t>(message.parts.front().name)];
     return absl::Status(
@@ -146,7 +147,7 @@ absl::Status ShardExchange::Run::FinishOldest() {
                      std::string(status.message())));
   }
   exchange_.peers_.NoteProgress();
-  in_flight_nbytes_ -= item.message->nbytes;
+  in_flight_nbytes_ -= message.nbytes;
   absl::Status status = item.sends ? absl::OkStatus() : LandMessage(item);
   if (item.is_staged) exchange_.staging_.push_back(std::move(item.staging));
   return status;

@@ -3,7 +3,11 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <list>
+#include <mutex>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -15,9 +19,13 @@ namespace loadplan {
 namespace {
 
 using std::chrono::milliseconds;
+using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kWatchInterval{200};
-constexpr int kTag = 0x10ad;  // one for each pair of ranks: it keeps their messages in order
+constexpr milliseconds kPatience{1000};  // after which a rank asks whether its peer is there
+constexpr milliseconds kTellTime{5000};  // for telling the others: they have time-outs of their own
+constexpr int kTag = 0x10ad;         // one for each pair of ranks: it keeps their messages in order
+constexpr int kProbeTag = kTag + 1;  // of receives that nobody answers
 
 std::string Seconds(milliseconds time) {
   return absl::StrFormat("%.3g s", static_cast<double>(time.count()) / 1000);
@@ -30,7 +38,83 @@ at::Device DeviceOf(const c10d::ProcessGroup& group) {
   return has_cpu || devices.empty() ? at::Device(at::kCPU) : devices.front();
 }
 
+const char* NameOf(std::int64_t call) {
+  if (call == static_cast<std::int64_t>(GroupCall::kUpdate)) return "updates";
+  if (call == static_cast<std::int64_t>(GroupCall::kBroadcast)) return "broadcasts";
+  return "schedules";
+}
+
+// Ends the wait of the thread that waits for it, or the next one.
+void Wake(c10d::Work& work) {
+  (void)Attempt("abort", [&] { work.abort(); });
+}
+
+std::optional<std::string> ReadFailure(c10d::Store& store, const std::string& exchange) {
+  const std::string key = exchange + "/failed";
+  if (!store.check({key})) return std::nullopt;
+  const std::vector<std::uint8_t> text = store.get(key);
+  return std::string(text.begin(), text.end());
+}
+
 }  // namespace
+
+// What the thread of the store and that of the exchange share. It lives as long as either.
+struct PeerGroup::Watched {
+  struct Waiting {
+    WorkPtr work;
+    Clock::time_point since;
+  };
+
+  Watched(std::string its_key, bool is_patient) : key(std::move(its_key)), asks(!is_patient) {}
+
+  // A look at the store: whether to go on looking.
+  bool Look(c10d::Store& store);
+  void Abort(const std::string& reason);
+  absl::Status Interrupted() {
+    const std::lock_guard lock(mutex);
+    return interrupted.empty() ? absl::OkStatus() : absl::AbortedError(interrupted);
+  }
+
+  const std::string key;
+  const bool asks;  // works that wait for long are woken to ask
+  std::atomic<std::int64_t> progress{0};
+  std::int64_t noted = 0;
+
+  std::mutex mutex;
+  bool stop = false;
+  std::string interrupted;     // why works were aborted
+  std::list<Waiting> waiting;  // to be aborted
+};
+
+bool PeerGroup::Watched::Look(c10d::Store& store) {
+  if (asks) {
+    const std::lock_guard lock(mutex);
+    const Clock::time_point now = Clock::now();
+    for (Waiting& item : waiting) {
+      if (now - item.since < kPatience) continue;
+      item.since = now;
+      Wake(*item.work);
+    }
+  }
+  std::optional<std::string> failure;
+  const absl::Status status = Attempt("the store of the process group is gone", [&] {
+    if (const std::int64_t now = progress; now != noted) {
+      store.add(key + "/progress", 1);
+      noted = now;
+    }
+    failure = ReadFailure(store, key);
+  });
+  if (!status.ok()) failure = std::string(status.message());
+  if (failure.has_value()) Abort(*failure);
+  return !failure.has_value();
+}
+
+void PeerGroup::Watched::Abort(const std::string& reason) {
+  const std::lock_guard lock(mutex);
+  if (stop) return;
+  interrupted = reason;
+  for (const Waiting& item : waiting) Wake(*item.work);
+}
 
 PeerGroup::PeerGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, milliseconds timeout)
     : group_(std::move(group)),
@@ -38,10 +122,15 @@ PeerGroup::PeerGroup(c10::intrusive_ptr<c10d::ProcessGroup> group, milliseconds 
       rank_(group_->getRank()),
       size_(group_->getSize()),
       device_(DeviceOf(*group_)),
-      store_(group_->getStore()),
-      watched_store_(store_) {
-  if (device_.is_cpu()) return;
-  (void)Attempt([&] { watched_store_ = store_->clone(); });
+      watched_(std::make_shared<Watched>("", /*is_patient=*/true)) {
+  c10::intrusive_ptr<c10d::Store> store = group_->getStore();
+  (void)Attempt([&] {
+    is_gloo_ = group_->getBackend(device_.type())->getBackendName() == "gloo";
+    // A connection of its own where calls of another thread may wait in the store, as NCCL's do
+    // when it connects; one connection may take seconds.
+    if (!device_.is_cpu()) store = store->clone();
+  });
+  store_.emplace(std::move(store));
 }
 
 PeerGroup::~PeerGroup() { EndWatch(); }
@@ -57,13 +146,20 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::AllGather(
   for (std::int32_t r = 0; r < size_; ++r) {
     outputs.front().push_back(at::empty({count}, options.device(device_)));
   }
-  absl::Status status = Attempt(
-      absl::StrCat("not all of the ", size_, " ranks came within ", Seconds(timeout_)), [&] {
-        c10d::AllgatherOptions gather;
-        gather.timeout = timeout_;
-        group_->allgather(outputs, inputs, gather)->wait();
-      });
-  if (!status.ok()) return status;
+  absl::Status status = Attempt([&]() -> absl::Status {
+    c10d::AllgatherOptions gather;
+    gather.timeout = timeout_;
+    const WorkPtr work = group_->allgather(outputs, inputs, gather);
+    if (!is_gloo_) return AwaitCollective(*work);
+    work->wait();  // Gloo keeps to the time-out
+    return absl::OkStatus();
+  });
+  if (!status.ok()) {
+    // Which of the two, a rank that others woke does not know.
+    return absl::Status(status.code(), absl::StrCat("not all of the ", size_, " ranks came within ",
+                                                    Seconds(timeout_), ", or one is gone: ",
+                                                    std::string(status.message())));
+  }
   std::vector<std::vector<std::int64_t>> result;
   for (const at::Tensor& output : outputs.front()) {
     const at::Tensor values = output.cpu();
@@ -74,12 +170,17 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::AllGather(
 }
 
 absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::Consult(
-    std::span<const std::int64_t> values, const absl::Status& problem, std::string* key) {
+    std::span<const std::int64_t> values, const absl::Status& its_problem, std::string* key) {
+  absl::Status problem = its_problem;
+  if (problem.ok()) problem = store_->Begin();
   std::vector<std::int64_t> own = {problem.ok() ? 1 : 0, rank_ == 0 ? NextNumber() : 0};
   own.insert(own.end(), values.begin(), values.end());
   own.resize(2 + kMaxConsulted);
   absl::StatusOr<std::vector<std::vector<std::int64_t>>> all = AllGather(own);
-  if (!all.ok()) return problem.ok() ? all.status() : problem;
+  if (!all.ok()) {
+    CloseConnections();  // ranks beyond those that wait for the missing one learn it by this
+    return problem.ok() ? all.status() : problem;
+  }
   std::int32_t first = -1;
   *key = absl::StrCat("loadplan/", all->front()[1]);
   for (std::int32_t r = size_; r-- > 0;) {
@@ -87,43 +188,66 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::Consult(
     if (theirs[0] == 0) first = r;
     theirs.erase(theirs.begin(), theirs.begin() + 2);
   }
-  if (first < 0) return all;
-  return TellProblem(*key, first, problem);
+  if (first >= 0) return TellProblem(*key, first, problem);
+  for (std::size_t r = 0; r < all->size(); ++r) {
+    if ((*all)[r].front() == values.front()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("rank ", r, " ", NameOf((*all)[r].front()), " where rank ", rank_, " ",
+                     NameOf(values.front()), "; all ranks have to make the same calls"));
+  }
+  return all;
 }
 
 // Keys of an earlier exchange, of this object or another one, are in the store still.
-std::int64_t PeerGroup::NextNumber() {
-  std::int64_t number = 0;
-  (void)Attempt([&] { number = store_->add("loadplan/exchanges", 1); });
-  return number;
+std::int64_t PeerGroup::NextNumber() { return Add("loadplan/exchanges", 1).value_or(0); }
+
+absl::StatusOr<std::int64_t> PeerGroup::Add(const std::string& key, std::int64_t more) {
+  const auto sum = std::make_shared<std::int64_t>(0);
+  absl::Status status =
+      store_->Do(timeout_, [=](c10d::Store& store) { *sum = store.add(key, more); });
+  if (!status.ok()) {
+    return absl::Status(status.code(), absl::StrCat("the store of the process group is gone: ",
+                                                    std::string(status.message())));
+  }
+  return *sum;
 }
 
 absl::Status PeerGroup::TellProblem(const std::string& key, std::int32_t first,
                                     const absl::Status& own) {
-  absl::Status theirs = absl::AbortedError(absl::StrCat("rank ", first, " cannot take part"));
-  (void)Attempt([&] {
-    const std::string text(own.message());
-    if (first == rank_) {
-      store_->set(key + "/problem", std::vector<std::uint8_t>(text.begin(), text.end()));
-      return;
-    }
-    store_->wait({key + "/problem"}, timeout_);
-    const std::vector<std::uint8_t> read = store_->get(key + "/problem");
-    theirs = absl::AbortedError(
-        absl::StrCat("rank ", first, ": ", std::string(read.begin(), read.end())));
+  const std::string name = key + "/problem";
+  const std::string text(own.message());
+  if (first == rank_) {
+    (void)store_->Do(timeout_, [=](c10d::Store& store) {
+      store.set(name, std::vector<std::uint8_t>(text.begin(), text.end()));
+    });
+    return own;
+  }
+  const auto read = std::make_shared<std::vector<std::uint8_t>>();
+  const absl::Status status = store_->Do(timeout_, [=, timeout = timeout_](c10d::Store& store) {
+    store.wait({name}, timeout);
+    *read = store.get(name);
   });
-  return own.ok() ? theirs : own;
+  if (!own.ok()) return own;
+  return absl::AbortedError(
+      status.ok() ? absl::StrCat("rank ", first, ": ", std::string(read->begin(), read->end()))
+                  : absl::StrCat("rank ", first, " cannot take part"));
 }
 
 // Gloo cannot abort a collective, so its wait is not waited in.
 absl::Status PeerGroup::AwaitCollective(c10d::Work& work) {
   using std::chrono::microseconds;
-  const auto deadline = std::chrono::steady_clock::now() + timeout_;
+  const auto start = Clock::now();
+  auto next_check = start + kPatience;
   for (microseconds pause{20}; !work.isCompleted();
        pause = std::min(2 * pause, microseconds{2000})) {
     if (absl::Status status = Interrupted(); !status.ok()) return status;
-    if (std::chrono::steady_clock::now() > deadline) {
+    const auto now = Clock::now();
+    if (now - start > timeout_) {
       return absl::DeadlineExceededError(absl::StrCat("nothing came within ", Seconds(timeout_)));
+    }
+    if (now > next_check) {
+      if (absl::Status status = CheckConnections(); !status.ok()) return status;
+      next_check = Clock::now() + kPatience;
     }
     std::this_thread::sleep_for(pause);
   }
@@ -131,21 +255,63 @@ absl::Status PeerGroup::AwaitCollective(c10d::Work& work) {
   return absl::OkStatus();
 }
 
+absl::Status PeerGroup::CheckConnections() {
+  for (std::int32_t peer = 0; peer < size_; ++peer) {
+    if (absl::Status status = CheckConnection(peer); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Gloo fails a receive that has not begun when its connection is closed: one is kept for that.
+absl::Status PeerGroup::CheckConnection(std::int32_t peer) {
+  if (!is_gloo_ || peer < 0 || peer == rank_) return absl::OkStatus();
+  return Attempt(absl::StrCat("rank ", peer, " is gone"), [&] {
+    WorkPtr& probe = probes_[peer];
+    if (probe == nullptr) {
+      std::vector<at::Tensor> tensors = {NewBytes(1, device_)};
+      probe = group_->recv(tensors, peer, kProbeTag);
+    }
+    Wake(*probe);
+    probe->wait(timeout_);  // returns at once
+  });
+}
+
+// A receive that times out closes all connections of its group.
+void PeerGroup::CloseConnections() {
+  if (!is_gloo_) return;
+  for (std::int32_t peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    (void)Attempt([&] {
+      std::vector<at::Tensor> tensors = {NewBytes(1, device_)};
+      group_->recv(tensors, peer, kProbeTag)->wait(milliseconds{1});
+    });
+  }
+}
+
 absl::StatusOr<std::string> PeerGroup::Broadcast(const std::string& own, Index nbytes,
                                                  std::int32_t root) {
   at::Tensor bytes = NewBytes(nbytes, at::kCPU);
   if (root == rank_) std::memcpy(bytes.mutable_data_ptr(), own.data(), own.size());
-  std::vector<at::Tensor> tensors = {bytes.to(device_)};
-  absl::Status status = Attempt(absl::StrCat("rank ", root, " did not describe its tensors"), [&] {
+  const at::Tensor sent = bytes.to(device_);
+  absl::Status status = Broadcast(sent, root);
+  if (!status.ok()) {
+    return absl::Status(status.code(),
+                        absl::StrCat("rank ", root, " did not describe its tensors: ",
+                                     std::string(status.message())));
+  }
+  bytes = sent.cpu();
+  return std::string(static_cast<const char*>(bytes.const_data_ptr()),
+                     static_cast<std::size_t>(nbytes));
+}
+
+absl::Status PeerGroup::Broadcast(const at::Tensor& tensor, std::int32_t root) {
+  return Attempt([&] {
+    std::vector<at::Tensor> tensors = {tensor};
     c10d::BroadcastOptions options;
     options.rootRank = root;
     options.timeout = timeout_;
     return AwaitCollective(*group_->broadcast(tensors, options));
   });
-  if (!status.ok()) return status;
-  bytes = tensors.front().cpu();
-  return std::string(static_cast<const char*>(bytes.const_data_ptr()),
-                     static_cast<std::size_t>(nbytes));
 }
 
 absl::StatusOr<WorkPtr> PeerGroup::Send(const at::Tensor& bytes, std::int32_t to) {
@@ -185,144 +351,120 @@ absl::StatusOr<WorkPtr> PeerGroup::EndBatch() {
   return work;
 }
 
-absl::Status PeerGroup::Wait(const WorkPtr& work) {
+absl::Status PeerGroup::Wait(const WorkPtr& work, std::int32_t peer) {
   if (work == nullptr) return absl::OkStatus();
-  std::list<WorkPtr>::iterator place;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!interrupted_.empty()) return absl::AbortedError(interrupted_);
-    place = waiting_.insert(waiting_.end(), work);
+  const auto deadline = Clock::now() + timeout_;
+  const std::shared_ptr<Watched> watched = watched_;
+  while (true) {
+    std::list<Watched::Waiting>::iterator place;
+    {
+      const std::lock_guard lock(watched->mutex);
+      if (!watched->interrupted.empty()) return absl::AbortedError(watched->interrupted);
+      place = watched->waiting.insert(watched->waiting.end(), {work, Clock::now()});
+    }
+    const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
+    bool is_done = false;
+    absl::Status status = Attempt("a message did not get through",
+                                  [&] { is_done = work->wait(std::max(left, milliseconds{1})); });
+    {
+      const std::lock_guard lock(watched->mutex);
+      watched->waiting.erase(place);
+    }
+    if (status.ok() && is_done) return status;
+    // Somebody else's failure says more than what it does to this rank.
+    if (absl::Status interrupted = Interrupted(); !interrupted.ok()) return interrupted;
+    if (Clock::now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("nothing came within ", Seconds(timeout_)));
+    }
+    if (!status.ok()) return status;
+    if (status = CheckConnection(peer); !status.ok()) return status;
   }
-  bool is_done = false;
-  absl::Status status =
-      Attempt("a message did not get through", [&] { is_done = work->wait(timeout_); });
-  {
-    const std::lock_guard lock(mutex_);
-    waiting_.erase(place);
-  }
-  // Somebody else's failure says more than what it does to this rank.
-  if (absl::Status interrupted = Interrupted(); !interrupted.ok()) return interrupted;
-  if (!status.ok()) return status;
-  return is_done ? absl::OkStatus() : absl::AbortedError("a message was aborted");
 }
 
-void PeerGroup::BeginWatch(const std::string& key) {
+absl::Status PeerGroup::BeginWatch(const std::string& key) {
   EndWatch();
   // All ranks have left the exchange before this one.
   if (rank_ == 0 && !key_.empty()) {
-    (void)Attempt([&] {
-      for (const char* suffix : {"/done", "/left", "/progress"}) store_->deleteKey(key_ + suffix);
+    (void)store_->Do(timeout_, [earlier = key_](c10d::Store& store) {
+      for (const char* suffix : {"/done", "/left", "/progress"}) store.deleteKey(earlier + suffix);
     });
   }
-  const std::lock_guard lock(mutex_);
   key_ = key;
-  interrupted_.clear();
-  stop_ = false;
-  watcher_ = std::thread([this] { Watch(); });
+  watched_ = std::make_shared<Watched>(key, /*is_patient=*/!is_gloo_);
+  return store_->Repeat(kWatchInterval,
+                        [watched = watched_](c10d::Store& store) { return watched->Look(store); });
 }
 
 void PeerGroup::EndWatch() {
-  {
-    const std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  stop_changed_.notify_all();
-  if (watcher_.joinable()) watcher_.join();
+  store_->Rest();
+  const std::lock_guard lock(watched_->mutex);
+  watched_->stop = true;
 }
 
-void PeerGroup::Watch() {
-  std::int64_t noted = progress_;
-  while (true) {
-    {
-      std::unique_lock lock(mutex_);
-      if (stop_changed_.wait_for(lock, kWatchInterval, [this] { return stop_; })) return;
-    }
-    std::optional<std::string> failure;
-    const absl::Status status = Attempt("the store of the process group is gone", [&] {
-      if (const std::int64_t now = progress_; now != noted) {
-        watched_store_->add(key_ + "/progress", 1);
-        noted = now;
-      }
-      failure = ReadFailure(*watched_store_);
-    });
-    if (!status.ok()) failure = std::string(status.message());
-    if (!failure.has_value()) continue;
-    Abort(*failure);
-    return;
-  }
-}
+void PeerGroup::NoteProgress() { ++watched_->progress; }
 
-void PeerGroup::Abort(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  if (stop_) return;
-  interrupted_ = reason;
-  for (const WorkPtr& work : waiting_) {
-    (void)Attempt("abort", [&] { work->abort(); });
-  }
-}
-
-absl::Status PeerGroup::Interrupted() const {
-  const std::lock_guard lock(mutex_);
-  return interrupted_.empty() ? absl::OkStatus() : absl::AbortedError(interrupted_);
-}
-
-std::optional<std::string> PeerGroup::ReadFailure(c10d::Store& store) const {
-  const std::string key = key_ + "/failed";
-  if (!store.check({key})) return std::nullopt;
-  const std::vector<std::uint8_t> text = store.get(key);
-  return std::string(text.begin(), text.end());
-}
+absl::Status PeerGroup::Interrupted() const { return watched_->Interrupted(); }
 
 absl::Status PeerGroup::Fail(const absl::Status& status) {
-  if (absl::Status interrupted = Interrupted(); !interrupted.ok()) return interrupted;
-  absl::Status first = status;
-  (void)Attempt([&] {
+  absl::Status first = Interrupted();
+  if (first.ok()) {
+    first = status;
+    const auto theirs = std::make_shared<std::optional<std::string>>();
     const std::string mine = absl::StrCat("rank ", rank_, ": ", std::string(status.message()));
-    if (std::optional<std::string> theirs = ReadFailure(*store_)) {
-      first = absl::AbortedError(*theirs);
-    } else {
-      store_->set(key_ + "/failed", std::vector<std::uint8_t>(mine.begin(), mine.end()));
-    }
-  });
+    const absl::Status told =
+        store_->Do(std::min(timeout_, kTellTime), [=, key = key_](c10d::Store& store) {
+          *theirs = ReadFailure(store, key);
+          if (theirs->has_value()) return;
+          store.set(key + "/failed", std::vector<std::uint8_t>(mine.begin(), mine.end()));
+        });
+    if (told.ok() && theirs->has_value()) first = absl::AbortedError(**theirs);
+  }
+  CloseConnections();
   return first;
 }
 
 absl::Status PeerGroup::AwaitAll() {
   const std::string done = key_ + "/done";
-  absl::Status status;
-  absl::Status reached = Attempt("the store of the process group is gone", [&] {
-    std::int64_t arrived = store_->add(done, 1);
-    std::int64_t progress = 0;
-    auto deadline = std::chrono::steady_clock::now() + timeout_;
-    milliseconds pause{1};
-    while (arrived < size_) {
-      std::this_thread::sleep_for(pause);
-      pause = std::min(2 * pause, milliseconds{50});
-      if (status = Interrupted(); !status.ok()) return;
-      arrived = store_->add(done, 0);
-      if (const std::int64_t now = store_->add(key_ + "/progress", 0); now != progress) {
-        progress = now;
-        deadline = std::chrono::steady_clock::now() + timeout_;
-      }
-      if (arrived < size_ && std::chrono::steady_clock::now() > deadline) {
-        status = absl::DeadlineExceededError(
-            absl::StrCat(size_ - arrived, " of ", size_, " ranks had not finished ",
-                         Seconds(timeout_), " after anything moved"));
-        return;
-      }
+  absl::StatusOr<std::int64_t> arrived = Add(done, 1);
+  if (!arrived.ok()) return arrived.status();
+  std::int64_t progress = 0;
+  auto deadline = Clock::now() + timeout_;
+  auto next_check = Clock::now() + kPatience;
+  for (milliseconds pause{1}; *arrived < size_; pause = std::min(2 * pause, milliseconds{50})) {
+    std::this_thread::sleep_for(pause);
+    if (absl::Status status = Interrupted(); !status.ok()) return status;
+    const absl::StatusOr<std::int64_t> now = Add(key_ + "/progress", 0);
+    if (!now.ok()) return now.status();
+    if (*now != progress) {
+      progress = *now;
+      deadline = Clock::now() + timeout_;
     }
-    // The store usually lives in the process of rank 0, which may end now: it leaves last.
-    const std::string left = key_ + "/left";
-    if (rank_ != 0) {
-      store_->add(left, 1);
-      return;
+    absl::Status status;
+    if (Clock::now() > next_check) {
+      status = CheckConnections();
+      next_check = Clock::now() + kPatience;
     }
-    const auto last = std::chrono::steady_clock::now() + std::min(timeout_, milliseconds{2000});
-    while (store_->add(left, 0) < size_ - 1 && std::chrono::steady_clock::now() < last) {
-      std::this_thread::sleep_for(milliseconds{1});
+    if (status.ok() && Clock::now() > deadline) {
+      status = absl::DeadlineExceededError(
+          absl::StrCat(size_ - *arrived, " of ", size_, " ranks had not finished ",
+                       Seconds(timeout_), " after anything moved"));
     }
-  });
-  return reached.ok() ? status : reached;
+    // After these: whoever is gone may have seen the end.
+    arrived = Add(done, 0);
+    if (!arrived.ok()) return arrived.status();
+    if (!status.ok() && *arrived < size_) return status;
+  }
+  // The store usually lives in the process of rank 0, which may end now: it leaves last.
+  const std::string left = key_ + "/left";
+  if (rank_ != 0) {
+    (void)Add(left, 1);
+    return absl::OkStatus();
+  }
+  const auto last = Clock::now() + std::min(timeout_, milliseconds{2000});
+  while (Clock::now() < last && Add(left, 0).value_or(size_) < size_ - 1) {
+    std::this_thread::sleep_for(milliseconds{1});
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace loadplan

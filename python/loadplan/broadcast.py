@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ._library import CODE_OF, DTYPE_OF
+from ._library import CODE_OF, DTYPE_OF, classes
 from ._sessions import Session, session_of
 from ._steps import step
 from .plan import LoadPlan
@@ -31,24 +32,24 @@ def broadcast_weights(
     plan: LoadPlan | None = None,
     source: int = 0,
     bucket_nbytes: int = 64 << 20,
+    timeout: float | None = None,
 ) -> int:
     """Sends ``weights`` of rank ``source`` to all ranks of the group, in flat buckets.
 
     The source gives ``weights``, the others the ``model`` and ``plan`` that they land in, between
-    `start_reload` and `finish_reload`.  Returns the bytes of tensors that were sent.  An error on
-    one rank is raised on every rank when the last bucket is through; the reload has failed then.
+    `start_reload` and `finish_reload`.  Returns the bytes of tensors that were sent.
+
+    An error on one rank is raised on every rank: before the first bucket where a rank cannot take
+    part, when the last one is through where it could not land one.  A rank that is gone, or gives
+    no sign for ``timeout`` seconds (default: the time-out of the group), is an error on all others;
+    the group is not used again then.  After any error the reload has failed.
     """
     import torch.distributed as dist
 
-    wire = _Wire(group, source)
+    wire = _Wire(group, source, timeout)
     if dist.get_rank(group) == source:
-        sent = _send(wire, weights, model, bucket_nbytes)
-        wire.compare("")
-        return sent
+        return _send(wire, weights, model, bucket_nbytes)
     session: Session | None = None
-    problem: Exception | None = None
-    failure: Exception | None = None
-    received = 0
     try:
         if model is None or plan is None or weights is not None:
             raise TypeError("a rank that receives gives its model and its plan, and no weights")
@@ -56,24 +57,40 @@ def broadcast_weights(
         with step(session, "broadcast_weights"):
             session.begin(plan)
     except Exception as error:
-        problem = error
+        with suppress(RuntimeError):
+            wire.peers.agree(_words(error), False)
+        raise
+    try:
+        wire.peers.agree("", True)
+        return _receive(wire, model, plan)
+    except RuntimeError as error:
+        if session.state == "active":
+            with step(session, "broadcast_weights"):
+                session.handle.fail(str(error))
+        raise
+
+
+def _receive(wire: _Wire, model: Model, plan: LoadPlan) -> int:
+    received = 0
+    problem: Exception | None = None
     try:
         for bucket in wire.buckets():
             received += sum(tensor.nbytes for _, tensor in bucket)
-            if problem is not None or model is None or plan is None:
+            if problem is not None:
                 continue
             try:
                 load_planned(model, plan, bucket)
             except Exception as error:  # buckets go on coming; the others are told at the end
                 problem = error
-        wire.compare("" if problem is None else f"{type(problem).__name__}: {problem}")
     except RuntimeError as error:
-        failure = error
-    if problem is not None:
-        raise problem
-    if failure is not None and session is not None:
-        with step(session, "broadcast_weights"):
-            session.handle.fail(str(failure))
+        raise problem or error from None
+    except BaseException as error:
+        wire.peers.fail(_words(error))
+        raise
+    try:
+        wire.peers.agree(_words(problem), False)
+    except RuntimeError as error:
+        raise problem or error from None
     return received
 
 
@@ -83,13 +100,17 @@ def _send(
     model: Model | None,
     bucket_nbytes: int,
 ) -> int:
+    if weights is None or model is not None:
+        error = ValueError(
+            f"rank {wire.source} gives `weights` and no model, the others `model` and `plan`"
+        )
+        with suppress(RuntimeError):
+            wire.peers.agree(_words(error), False)
+        raise error
+    wire.peers.agree("", True)
     sent = 0
+    bucket = _Bucket(wire.device, bucket_nbytes)
     try:
-        if weights is None or model is not None:
-            raise ValueError(
-                f"rank {wire.source} gives `weights` and no model, the others `model` and `plan`"
-            )
-        bucket = _Bucket(wire.device, bucket_nbytes)
         for name, tensor in weights:
             if not bucket.fits(tensor):
                 wire.send_bucket(bucket)
@@ -98,10 +119,16 @@ def _send(
         if bucket.places:
             wire.send_bucket(bucket)
     except BaseException as error:
-        wire.send(FAILED, f"{type(error).__name__}: {error}".encode(errors="replace"))
+        with suppress(RuntimeError):
+            wire.send(FAILED, _words(error).encode(errors="replace"))
         raise
     wire.send(END, b"")
+    wire.peers.agree("", False)
     return sent
+
+
+def _words(error: BaseException | None) -> str:
+    return "" if error is None else f"{type(error).__name__}: {error}"
 
 
 class _Bucket:
@@ -137,8 +164,9 @@ class _Bucket:
 class _Wire:
     """Broadcasts of (kind, text, bytes): what comes next is said before it comes."""
 
-    def __init__(self, group: ProcessGroup, source: int) -> None:
-        self.group, self.source = group, source
+    def __init__(self, group: ProcessGroup, source: int, timeout: float | None) -> None:
+        self.source = source
+        self.peers: Any = classes.Peers(group.boxed(), 0.0 if timeout is None else timeout)
         try:
             group._get_backend(torch.device("cpu"))
             self.device = torch.device("cpu")
@@ -146,9 +174,7 @@ class _Wire:
             self.device = torch.device("cuda", torch.cuda.current_device())
 
     def _broadcast(self, tensor: Tensor) -> Tensor:
-        import torch.distributed as dist
-
-        dist.broadcast(tensor, group=self.group, group_src=self.source)
+        self.peers.broadcast(tensor, self.source)
         return tensor
 
     def send(self, kind: int, text: bytes, payload: Tensor | None = None) -> None:
@@ -182,16 +208,6 @@ class _Wire:
                 (name, _view(flat, start, DTYPE_OF[code], tuple(shape)))
                 for name, code, shape, start in json.loads(words)
             ]
-
-    def compare(self, problem: str) -> None:
-        """Raises on every rank what some rank has to say."""
-        import torch.distributed as dist
-
-        problems: list[Any] = [None] * dist.get_world_size(self.group)
-        dist.all_gather_object(problems, problem, group=self.group)
-        for rank, text in enumerate(problems):
-            if text:
-                raise RuntimeError(f"rank {rank} could not land the weights: {text}")
 
 
 def _view(flat: Tensor, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:

@@ -157,24 +157,21 @@ def exchange_shards(
     """
     session: Session | None = None
 
-    def update(held: Any, words: str) -> ExchangeReceipt:
-        handle = None if session is None else session.handle
-        return ExchangeReceipt(*schedule._handle.update(held, handle, words))
+    def move(held: Any, words: str) -> None:
+        schedule._handle.move(held, None if session is None else session.handle, words)
 
-    with _telling(lambda words: update(None, words)):
+    with _telling(lambda words: move(None, words)):
         if model is not None:
             session = session_of(model)
         elif plan is not None:
             raise TypeError("a rank that receives gives its model and its plan")
     with contextlib.nullcontext() if session is None else step(session, "exchange_shards"):
-        with _telling(lambda words: update(None, words)):
+        with _telling(lambda words: move(None, words)):
             held = None if shards is None else _shards_of(shards)._up_to_date()
             if session is not None:
                 session.begin(_plan_of(plan))
-        receipt = update(held, "")
-        if session is not None:
-            landed(session)
-    return receipt
+        move(held, "")
+        return ExchangeReceipt(*_settled(schedule._handle, session))
 
 
 @dataclass(frozen=True)
@@ -217,14 +214,24 @@ def load_files_together(
                 session.begin(_plan_of(plan))
                 existing = existing_paths(paths)
             exchange.connect_files(plan._handle, existing)
-            sent, received, *_ = exchange.update(None, session.handle, "")
+            exchange.move(None, session.handle, "")
+            sent, received, *_ = _settled(exchange, session)
         except Exception as error:
             if session.state == "active":
                 with contextlib.suppress(RuntimeError):
                     session.handle.fail(str(error))
             raise
-        landed(session)
     return SharedRead(exchange.read_nbytes(), sent, received)
+
+
+def _settled(exchange: Any, session: Session | None) -> list[int]:
+    """What the exchange moved, once all ranks are through with what landed there."""
+    handle = None if session is None else session.handle
+    with _telling(lambda words: exchange.settle(handle, words)):
+        if session is not None:
+            landed(session)
+    moved: list[int] = exchange.settle(handle, "")
+    return moved
 
 
 def send_shards(shards: AnyShards, schedule: ShardSchedule) -> ExchangeReceipt:
@@ -242,7 +249,7 @@ def _telling(tell: Callable[[str], object]) -> Iterator[None]:
     """The other ranks wait for this one: they are told what it raises."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         with contextlib.suppress(Exception):
             tell(f"{type(error).__name__}: {error}")
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -54,9 +55,12 @@ def same_calls(context: Context, fault: str) -> None:
 
     def says(call: Callable[[], object]) -> None:
         expect_error(context, call, None)
-        dist.distributed_c10d._get_default_store().add("done", 1)
-        while dist.distributed_c10d._get_default_store().add("done", 0) < context.world:
-            pass  # a rank that is gone would be an error of another kind
+        store = dist.distributed_c10d._get_default_store()
+        store.add("done", 1)
+        # A rank that is gone would be an error of another kind.
+        deadline = time.monotonic() + 10
+        while store.add("done", 0) < context.world and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     if fault == "other ranks":
         pieces = [(0, ((0, 3), (0, 4)), torch.ones(3, 4)), (7, ((3, 6), (0, 4)), torch.ones(3, 4))]
@@ -67,7 +71,12 @@ def same_calls(context: Context, fault: str) -> None:
         if context.rank == 0:
             return says(lambda: scheduled(shards={"w": []}))
         return says(lambda: scheduled(plan=planned(weights)[1]))
-    if fault == "memory":  # names so long that a rank cannot take what the others say
+    if fault in ("memory", "thread"):  # names so long that a rank cannot take what others say
+        if fault == "memory":  # the memory of a thread is there still
+            if context.rank == 0:
+                scheduled(shards=whole(weights))
+            else:
+                scheduled(plan=planned(weights)[1])
         long = {**weights, "n" * (48 << 20): torch.ones(1)}
         if context.rank == 0:
             return says(lambda: scheduled(shards=whole(long)))

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import resource
 import signal
-import socket
 import threading
 import time
 import traceback
@@ -474,6 +473,8 @@ def failing(context: Context, fault: str, holders: int = 2) -> None:
         "bucket_nbytes": 1 << 12,
         "max_bytes_in_flight": 1 << 14,
     }
+    if fault == "killed half way":  # through a message, most likely: there are few and large ones
+        options.update(bucket_nbytes=1 << 26, max_bytes_in_flight=1 << 26)
     if fault == "memory":  # a sender packs more than it then can allocate
         options["bucket_nbytes"] = 1 << 26
     is_faulty = context.rank == 1
@@ -527,16 +528,130 @@ def failing(context: Context, fault: str, holders: int = 2) -> None:
     if fault == "none":
         context.report("updated")
         return
-    if fault == "killed" and is_faulty:
+    killed = fault.startswith("killed")
+    if killed and is_faulty:
         threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
     if fault == "slow" and is_faulty:
         time.sleep(2 * timeout)
-    if fault == "killed":  # until it happens
+    if killed:  # until it happens
         expect_error(context, lambda: [update() for _ in range(100)], engine)
     else:
         expect_error(context, update, engine)
     if engine is not None:
         expect_error(context, update, engine)  # the group is not used again
+    if killed:
+        report_rest(context, group)
+
+
+def report_rest(context: Context, group: dist.ProcessGroup) -> None:
+    """What is left of a group that failed: work for a processor, the time that its end takes."""
+    before = time.process_time()
+    time.sleep(0.5)
+    busy = time.process_time() - before
+    start = time.monotonic()
+    dist.destroy_process_group(group)
+    context.report("rest", busy=busy, destroyed=time.monotonic() - start)
+
+
+class Picky(loadplan.Targets):
+    """Its loader, called with real bytes, raises on rank 1."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.live = {"w": torch.zeros(6, 4), "v": torch.zeros(4)}
+        super().__init__(self.live, load_weights=self.load)
+
+    def load(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, weight in weights:
+            if name == "v" and weight.sum().item() == 4 and self.rank == 1:
+                raise OSError("the loader has no more disk")
+            self.live[name].copy_(weight)
+
+
+def picky_loader(context: Context, transport: str, path: str) -> None:
+    group = dist.new_group()
+    weights = {"w": torch.ones(6, 4), "v": torch.ones(4)}
+    engine = Picky(context.rank)
+    loadplan.start_reload(engine)
+    plan = loadplan.plan_loads(engine, weights)
+    loadplan.abort_reload(engine)
+
+    def update() -> None:
+        if transport == "files":
+            loadplan.start_reload(engine, atomic=True)
+            loadplan.load_files_together(engine, plan, path, group, timeout=20)
+            return
+        pieces = {
+            name: [(0, tuple((0, extent) for extent in w.shape), None if context.rank else w)]
+            for name, w in weights.items()
+        }
+        shards = loadplan.Shards(pieces, weights) if context.rank == 0 else None
+        schedule = loadplan.schedule_shards(group, shards=shards, plan=plan, timeout=20)
+        loadplan.start_reload(engine, atomic=True)
+        loadplan.exchange_shards(schedule, shards=shards, model=engine, plan=plan)
+
+    expect_error(context, update, engine)
+    old = not any(live.any() for live in engine.live.values())
+    context.report("rest", old=old)
+
+
+def with_the_store(context: Context, fault: str) -> None:
+    """Rank 0 has the store of the group in it, and stops half way."""
+    group = dist.new_group(timeout=timedelta(seconds=30))
+    options: dict[str, Any] = {"timeout": 3.0, "bucket_nbytes": 1 << 12}
+    if context.rank == 0:
+        shards = Large.shards(0, 1)
+        weights = ((meta.name, torch.ones(*meta.shape)) for meta in Large.metas())
+
+        def stop() -> None:
+            context.report("stops")
+            time.sleep(0.5)  # for the report
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        def given() -> Iterator[tuple[str, Tensor]]:
+            yield next(weights)
+            stop()
+
+        if fault == "broadcast":
+            loadplan.broadcast_weights(group, weights=given(), bucket_nbytes=16, timeout=3.0)
+        schedule = loadplan.schedule_shards(group, shards=shards, **options)
+        schedule._handle.move(shards._handle, None, "")
+        return stop()  # while the others wait for the end of the update
+    engine = Large()
+    loadplan.start_reload(engine)
+    plan = loadplan.plan_loads(engine, Large.metas())
+
+    def broadcast() -> None:
+        loadplan.broadcast_weights(group, model=engine, plan=plan, timeout=3.0)
+
+    if fault == "broadcast":
+        return expect_error(context, broadcast, engine)
+    schedule = loadplan.schedule_shards(group, plan=plan, **options)
+    expect_error(context, lambda: loadplan.receive_shards(engine, plan, schedule), engine)
+
+
+def dying_broadcast(context: Context, dies: int) -> None:
+    """Of a few large buckets, until a rank is gone."""
+    group = dist.new_group()
+    if context.rank == dies:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    engine = Large()
+    loadplan.start_reload(engine)
+    plan = loadplan.plan_loads(engine, Large.metas())
+    loadplan.abort_reload(engine)
+
+    def update() -> None:
+        if context.rank == 0:
+            weights = [(meta.name, torch.ones(*meta.shape)) for meta in Large.metas()]
+            loadplan.broadcast_weights(group, weights=weights)
+            return
+        loadplan.start_reload(engine)
+        loadplan.broadcast_weights(group, model=engine, plan=plan)
+        loadplan.finish_reload(engine)
+
+    receives = None if context.rank == 0 else engine
+    expect_error(context, lambda: [update() for _ in range(1000)], receives)
+    report_rest(context, group)
 
 
 def scheduled_again(context: Context) -> None:
@@ -559,7 +674,13 @@ def scheduled_again(context: Context) -> None:
 
 
 def run_rank(
-    rank: int, world: int, port: int, function: Callable[..., None], arguments: Any, reports: Any
+    rank: int,
+    world: int,
+    ports: Any,
+    hosts: bool,
+    function: Callable[..., None],
+    arguments: Any,
+    reports: Any,
 ) -> None:
     torch.set_num_threads(1)
 
@@ -567,7 +688,19 @@ def run_rank(
         reports.put((rank, label, values))
 
     try:
-        store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+        # The port, or rank 0 says on which it is.
+        master = hosts and rank == 0
+        port = 0 if master else ports.get()
+        store = dist.TCPStore(
+            "127.0.0.1",
+            port,
+            is_master=master,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=60),
+        )
+        if master:
+            for _ in range(world - 1):
+                ports.put(store.port)
         dist.init_process_group(
             "gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60)
         )
@@ -588,32 +721,46 @@ class Report:
 
 
 def launch(
-    world: int, function: Callable[..., None], *arguments: Any, timeout: float = 90
+    world: int,
+    function: Callable[..., None],
+    *arguments: Any,
+    timeout: float = 90,
+    stops: tuple[int, ...] = (),
 ) -> list[Report]:
-    """Runs ``function`` on ``world`` ranks; what they reported, by rank.  Fails if one hangs."""
+    """Runs ``function`` on ``world`` ranks; what they reported, by rank.  Fails if one hangs.
+
+    Ranks in ``stops`` stop themselves; where rank 0 does, the store is in its process.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "torch.distributed.tensor", "loadplan", __name__])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     # In this process: no rank takes it along when it dies.
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    hosts = 0 in stops
+    store = None
+    ports = context.Queue()
+    if not hosts:
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        for _ in range(world):
+            ports.put(store.port)
     reports = context.Queue()
     ranks = [
-        context.Process(target=run_rank, args=(rank, world, port, function, arguments, reports))
+        context.Process(
+            target=run_rank, args=(rank, world, ports, hosts, function, arguments, reports)
+        )
         for rank in range(world)
     ]
     for process in ranks:
         process.start()
     deadline = time.monotonic() + timeout
     received: list[Report] = []
-    while any(process.is_alive() for process in ranks) and time.monotonic() < deadline:
+    awaited = [process for rank, process in enumerate(ranks) if rank not in stops]
+    while any(process.is_alive() for process in awaited) and time.monotonic() < deadline:
         while not reports.empty():
             received.append(Report(*reports.get()))
         time.sleep(0.02)
     hung = [rank for rank, process in enumerate(ranks) if process.is_alive()]
     for rank in hung:
         ranks[rank].kill()
+    hung = [rank for rank in hung if rank not in stops]
     time.sleep(0.05)
     while not reports.empty():
         received.append(Report(*reports.get()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 import shard_calls
 import shard_ranks
@@ -15,23 +13,16 @@ FAULTS = {
     "other ranks": "rank 0 says that rank 7 holds [3:6, 0:4], and there is no such rank",
     "no shards": "`w` has no shards",
     "memory": "scheduling: ",
+    "thread": "a thread for the store of the process group",
     "swapped": "is at another update or schedule than rank",
     "schedules": "all ranks have to make the same calls",
     "no model": "cannot create weak reference to 'dict' object",
 }
 
 
-WITH_MEMORY = pytest.mark.skipif(
-    not os.environ.get("LOADPLAN_TEST_DIST"),
-    reason="LOADPLAN_TEST_DIST=1 runs it: other programs of a busy machine take part in it",
-)
-
-
-@pytest.mark.parametrize(
-    "fault", [pytest.param(f, marks=WITH_MEMORY) if f == "memory" else f for f in FAULTS]
-)
+@pytest.mark.parametrize("fault", FAULTS)
 def test_every_rank_hears_at_once(fault: str) -> None:
-    world = 3 if fault == "memory" else 2
+    world = 3 if fault in ("memory", "thread") else 2
     reports = shard_ranks.launch(world, shard_calls.same_calls, fault)
     assert [report.label for report in reports] == ["raised"] * world
     for report in reports:

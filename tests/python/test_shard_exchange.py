@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import shard_ranks
+import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 
@@ -72,14 +73,61 @@ def test_another_plan_is_refused_on_every_rank() -> None:
         assert errors[0]["state"] == (None if rank < 2 else "failed")
 
 
+def rest_of(reports: list[shard_ranks.Report]) -> list[shard_ranks.Report]:
+    """Reports but those of what failed groups leave behind: nothing, as this makes sure."""
+    for report in reports:
+        if report.label == "rest":
+            assert report.values["busy"] < 0.25, report  # of half a second
+            assert report.values["destroyed"] < 5, report
+    return [report for report in reports if report.label != "rest"]
+
+
 def test_a_killed_sender_fails_every_rank() -> None:
-    raised = failed("killed")
-    assert set(raised) == {0, 2, 3}  # rank 1 is gone
+    reports = rest_of(shard_ranks.launch(4, shard_ranks.failing, "killed"))
+    raised = {rank: [r.values for r in reports if r.rank == rank] for rank in range(4)}
+    assert raised.pop(1) == []
     for rank, errors in raised.items():
-        assert errors[0]["seconds"] < 15, errors
+        assert errors[0]["seconds"] < 10, errors  # the time-out is 15 s
         if rank >= 2:
             assert errors[0]["state"] == "failed"
             assert "an earlier exchange of this group failed" in errors[1]["error"]
+
+
+def test_a_receiver_that_is_killed_half_way_through_a_message_fails_the_sender() -> None:
+    """Gloo says nothing to the sender of a message that has begun."""
+    (report,) = rest_of(shard_ranks.launch(2, shard_ranks.failing, "killed half way", 1))
+    assert report.rank == 0 and report.label == "raised"
+    assert report.values["seconds"] < 10, report  # the time-out is 15 s
+
+
+@pytest.mark.parametrize("dies", [0, 2])
+def test_a_killed_rank_fails_every_rank_of_a_broadcast(dies: int) -> None:
+    reports = rest_of(shard_ranks.launch(4, shard_ranks.dying_broadcast, dies))
+    assert [report.rank for report in reports] == [rank for rank in range(4) if rank != dies]
+    for report in reports:
+        assert report.label == "raised"
+        assert report.values["state"] == (None if report.rank == 0 else "failed")
+
+
+@pytest.mark.parametrize("fault", ["shards", "broadcast"])
+def test_a_rank_that_stops_with_the_store_in_it_fails_the_others(fault: str) -> None:
+    reports = shard_ranks.launch(3, shard_ranks.with_the_store, fault, stops=(0,))
+    assert [report.label for report in reports] == ["stops", "raised", "raised"]
+    for report in reports[1:]:
+        # One time-out for the rank, one for the store; it sends for a while before it stops.
+        assert report.values["seconds"] < 2 * 3 + 4, report
+        assert report.values["state"] == "failed"
+
+
+@pytest.mark.parametrize("transport", ["shards", "files"])
+def test_a_loader_that_raises_on_one_rank_fails_every_rank(transport: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "model.safetensors")
+    save_file({"w": torch.ones(6, 4), "v": torch.ones(4)}, path)
+    reports = shard_ranks.launch(2, shard_ranks.picky_loader, transport, path)
+    assert [report.label for report in reports] == ["raised", "rest"] * 2
+    for raised, rest in (reports[:2], reports[2:]):
+        assert "the loader has no more disk" in raised.values["error"]
+        assert raised.values["state"] == "idle" and rest.values["old"], "the update is atomic"
 
 
 def test_a_rank_out_of_memory_fails_every_rank() -> None:
