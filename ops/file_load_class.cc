@@ -6,6 +6,13 @@ namespace loadplan {
 
 using Ints = std::vector<std::int64_t>;
 
+void DefineFileLoad(torch::Library& library) {
+  library.class_<FileLoadClass>("FileLoad")
+      .def("step", &FileLoadClass::step)
+      .def("cancel", &FileLoadClass::cancel)
+      .def("stats", &FileLoadClass::stats);
+}
+
 std::tuple<Ints, double> FileLoadClass::stats() const {
   const FileLoadStats stats = load_->stats();
   return {{stats.names_done, stats.num_names, stats.needed_nbytes, stats.planned_nbytes,

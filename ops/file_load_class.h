@@ -3,6 +3,7 @@
 #define LOADPLAN_OPS_FILE_LOAD_CLASS_H_
 
 #include <torch/custom_class.h>
+#include <torch/library.h>
 
 #include <cstdint>
 #include <memory>
@@ -33,6 +34,8 @@ class FileLoadClass : public torch::CustomClassHolder {
   c10::intrusive_ptr<torch::CustomClassHolder> owner_;
   std::unique_ptr<FileLoad> load_;
 };
+
+void DefineFileLoad(torch::Library& library);
 
 // (threads, direct, staging bytes, gap, skips undeclared).
 FileLoadOptions DecodeOptions(const std::vector<std::int64_t>& numbers);

@@ -428,10 +428,7 @@ void DefineClasses(torch::Library& library) {
       .def("readable_copy", &CallWatchClass::readable_copy)
       .def("end", &CallWatchClass::end)
       .def("met", &CallWatchClass::met);
-  library.class_<FileLoadClass>("FileLoad")
-      .def("step", &FileLoadClass::step)
-      .def("cancel", &FileLoadClass::cancel)
-      .def("stats", &FileLoadClass::stats);
+  DefineFileLoad(library);
   DefineShardSet(library);
   library.class_<SessionClass>("ReloadSession")
       .def(torch::init<>())
