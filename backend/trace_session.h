@@ -182,6 +182,7 @@ class TraceSession : public std::enable_shared_from_this<TraceSession> {
   StorageId Register(const at::Tensor& tensor);
   StorageId RegisterWritten(const at::Tensor& tensor);
   void Push(const at::Tensor& to, CopyRecord record, bool ran);
+  at::Tensor CopyOf(const c10::Storage& storage);
   void Keep(RealStorage& real, at::Tensor before);
   static void SetWhat(RealStorage& real, const at::Tensor& tensor);
   void DropDead();

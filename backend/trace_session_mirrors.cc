@@ -48,7 +48,7 @@ void TraceSession::NoteWrite(const at::Tensor& tensor, const std::string& op, bo
   if (!runs) absl::StrAppend(&writer, AtLine(LoaderLine()));
   at::Tensor before;
   const ModeOff mode_off;
-  if (keeps) before = BytesOfStorage(storage).clone();
+  if (keeps) before = CopyOf(storage);
   const std::lock_guard<std::mutex> lock(mutex_);
   RealStorage& real = RealOf(storage);
   SetWhat(real, tensor);
@@ -71,7 +71,7 @@ void TraceSession::NoteExposure(const at::Tensor& tensor, const std::string& op)
     }
   }
   const ModeOff mode_off;
-  at::Tensor before = BytesOfStorage(storage).clone();
+  at::Tensor before = CopyOf(storage);
   const std::lock_guard<std::mutex> lock(mutex_);
   RealStorage& real = RealOf(storage);
   SetWhat(real, tensor);
@@ -111,6 +111,12 @@ void TraceSession::NoteBirth(const at::Tensor& tensor) {
 
 bool TraceSession::IsBorn(const c10::Storage& storage) const {
   return born_.contains(storage.unsafeGetStorageImpl());
+}
+
+// A part of it may be traced already.
+at::Tensor TraceSession::CopyOf(const c10::Storage& storage) {
+  const StorageGuards::Lift lift(guards_, {storage.unsafeGetStorageImpl()});
+  return BytesOfStorage(storage).clone();
 }
 
 // Holds the mutex.

@@ -364,6 +364,23 @@ def test_another_name_decides_what_a_name_that_is_given_up_writes() -> None:
     updates(holder, targets, plan, eager, load)
 
 
+def test_one_part_is_traced_and_another_written_for_real() -> None:
+    def load(holder: Holder, weights: Weights) -> None:
+        for name, w in weights:
+            if name == "b":
+                holder.get()[:2].copy_(w[:2])
+                holder.get()[2:].masked_fill_(torch.tensor([True, False]), 1)
+            getattr(holder, name).data.copy_(w)
+
+    holder, eager = Holder("closure"), Holder("closure")
+    targets = holder.targets(load)
+    before = holder.state()
+    plan = loadplan.plan_loads(targets, METAS)
+    assert difference(before, holder.state()) == []
+    assert {entry.kind for entry in plan.entries.values()} == {"direct"}
+    updates(holder, targets, plan, eager, load)
+
+
 def test_writes_through_an_array_make_every_name_fall_back() -> None:
     plan = loadplan.plan_loads(Holder("closure").targets(loader("numpy", simply, "before")), METAS)
     assert plan.entries["a"].reason == (
