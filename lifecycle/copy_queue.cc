@@ -87,8 +87,12 @@ bool CopyQueue::Queue(const WriteItem& item, const StridedMap& map, const ByteSi
 }
 
 absl::StatusOr<bool> CopyQueue::IsCapturing() const {
-  return Attempt(
-      [&]() -> absl::StatusOr<bool> { return device_.engine->is_capturing(device_.stream()); });
+  return Attempt([&]() -> absl::StatusOr<bool> {
+    // The default stream of a device has no name of its own: it is that of the current one.
+    c10::OptionalDeviceGuard guard;
+    if (!device_.device.is_cpu()) guard.reset_device(device_.device);
+    return device_.engine->is_capturing(device_.stream());
+  });
 }
 
 // What arrives may be a live tensor: then the order of copies counts.
