@@ -15,6 +15,7 @@
 #include "lifecycle/host_copies.h"
 #include "tests/lifecycle/live_log.h"
 #include "tests/lifecycle/random_log.h"
+#include "tests/testing/oracle.h"
 #include "tests/testing/seed.h"
 #include "tests/testing/status_matchers.h"
 
@@ -25,6 +26,7 @@ using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::IsOk;
 using ::loadplan::testing::kBFloat16;
 using ::loadplan::testing::LiveLog;
+using ::loadplan::testing::Map;
 using ::loadplan::testing::RandomLog;
 using ::loadplan::testing::StatusIs;
 using ::loadplan::testing::View;
@@ -187,6 +189,29 @@ TEST_F(CopyQueueTest, OfTheHostWaitsForBatchesOnly) {
   EXPECT_TRUE(IsLanded(1) && IsLanded(2));
   ASSERT_THAT(executor_->Flush(), IsOk());
   EXPECT_EQ(num_copies(), 2);
+}
+
+// As parts, from bytes that a copy which waits has not written yet.
+TEST_F(CopyQueueTest, ReadsPartsOfLiveTensorsInTheOrderOfTheirArrival) {
+  const View w = log_.Target("w", {4});
+  const View v = log_.Target("v", {4});
+  const View u = log_.Target("u", {4}, kBFloat16);
+  log_.Copy(w, log_.Source("x", {4}));
+  const View y = log_.Source("y", {4});
+  log_.Copy(v, log_.Multiply(y, y));
+  log_.Copy(u, y);
+  Bind();
+  const at::Tensor x = at::randn({4});
+  ASSERT_THAT(executor_->Deliver(0, x), IsOk());
+  // Two parts: what is cast is kept until both are there.
+  for (const Index start : {0, 8}) {
+    const StridedMap held = Map({}, {start, {}, 8}, {start, {}, 8});
+    ASSERT_THAT(executor_->DeliverPart(1, held, ByteSide::OfStorage(log_.target(0))), IsOk());
+  }
+  ASSERT_THAT(executor_->Complete(1), IsOk());
+  ASSERT_THAT(executor_->Finish(), IsOk());
+  EXPECT_TRUE(at::equal(log_.target(1), x * x));
+  EXPECT_TRUE(at::equal(log_.target(2), x.to(at::kBFloat16)));
 }
 
 TEST_F(CopyQueueTest, LeavesCastsAndConstantsToCopy) {
