@@ -1,6 +1,7 @@
 #include "transfer/peer_group.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <atomic>
@@ -31,11 +32,17 @@ std::string Seconds(milliseconds time) {
   return absl::StrFormat("%.3g s", static_cast<double>(time.count()) / 1000);
 }
 
+// One device, by its index: NCCL keeps a communicator for each, and posts no batch on two of them.
 at::Device DeviceOf(const c10d::ProcessGroup& group) {
   const std::vector<c10::Device> devices = group.getDeviceTypes();
   const bool has_cpu =
       std::ranges::any_of(devices, [](const c10::Device& d) { return d.is_cpu(); });
-  return has_cpu || devices.empty() ? at::Device(at::kCPU) : devices.front();
+  if (has_cpu || devices.empty()) return at::kCPU;
+  at::Device device = devices.front();
+  if (const auto bound = group.getBoundDeviceId(); bound.has_value()) return *bound;
+  // Otherwise the current one; without a driver there is none.
+  (void)Attempt([&] { device = c10::impl::VirtualGuardImpl(device.type()).getDevice(); });
+  return device;
 }
 
 const char* NameOf(std::int64_t call) {

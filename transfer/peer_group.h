@@ -58,7 +58,9 @@ class PeerGroup {
   std::int32_t size() const { return size_; }
   // Where tensors that are sent or received have to lie.
   at::Device device() const { return device_; }
-  bool Reaches(const at::Tensor& tensor) const { return tensor.device().type() == device_.type(); }
+  bool Reaches(const at::Tensor& tensor) const {
+    return device_.is_cpu() ? tensor.is_cpu() : tensor.device() == device_;
+  }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
   // The same number of values from every rank: [rank][value].
