@@ -36,7 +36,7 @@ class Session:
         self._started: weakref.ref[Any] | None = None
         self._known: LoadPlan | None = None
         self._begun: LoadPlan | None = None  # the plan of the active reload
-        self.gpu: torch.device | None = None  # of its targets
+        self.gpus: list[torch.device] = []  # of its targets, each once
         # Plans that gave destinations: an engine may write through them in any update.
         self._gave: weakref.WeakSet[LoadPlan] = weakref.WeakSet()
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class Session:
         plan._attributes.check()
         self.handle.begin(plan._handle, *self.mode.lists(targets, aliases=False))
         self._known = self._begun = plan
-        self.gpu = next((t.device for t in targets.named().values() if t.is_cuda), None)
+        self.gpus = list(dict.fromkeys(t.device for t in targets.named().values() if t.is_cuda))
 
     @property
     def begun(self) -> LoadPlan | None:

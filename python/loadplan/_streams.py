@@ -8,8 +8,11 @@ from ._sessions import Session
 
 
 def record_event(session: Session) -> torch.cuda.Event | None:
-    """An event behind all that was put on the current stream of the targets' GPU so far."""
-    if session.gpu is None:
+    """An event behind all that was put on the current streams of the targets' GPUs so far."""
+    if not session.gpus:
         return None
-    event: torch.cuda.Event = torch.cuda.current_stream(session.gpu).record_event()
+    stream, *others = [torch.cuda.current_stream(gpu) for gpu in session.gpus]
+    for other in others:
+        stream.wait_stream(other)
+    event: torch.cuda.Event = stream.record_event()
     return event

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from torch import Tensor
 
 import loadplan
 from loadplan import BucketItem, Targets
+from loadplan._streams import record_event
 
 F32, BF16, U8 = torch.float32, torch.bfloat16, torch.uint8
 Weights = Iterable[tuple[str, Tensor]]
@@ -275,6 +277,27 @@ def test_graphs_read_what_an_update_leaves(batch: str, monkeypatch: pytest.Monke
         loadplan.finish_reload(engine.targets)
         graph.replay()
         assert total.item() == engine.live["w13"].view(torch.int16).sum().item()
+
+
+def test_an_event_is_behind_the_work_on_all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = []
+
+    class Stream:
+        def __init__(self, gpu: str) -> None:
+            self.gpu = gpu
+
+        def wait_stream(self, other: Stream) -> None:
+            done.append(f"{self.gpu} waits for {other.gpu}")
+
+        def record_event(self) -> str:
+            done.append(f"event on {self.gpu}")
+            return "event"
+
+    monkeypatch.setattr(torch.cuda, "current_stream", Stream)
+    session = SimpleNamespace(gpus=["cuda:1", "cuda:0", "cuda:2"])
+    assert record_event(session) == "event"
+    assert done == ["cuda:1 waits for cuda:0", "cuda:1 waits for cuda:2", "event on cuda:1"]
+    assert record_event(SimpleNamespace(gpus=[])) is None
 
 
 def test_the_library_of_the_kernel_lies_beside_the_other() -> None:
