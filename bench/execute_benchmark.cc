@@ -162,7 +162,7 @@ void BM_QueueWrites(benchmark::State& state) {
   Index queued = 0;
   for (auto _ : state) {
     PlanExecutor executor(traced, targets);
-    executor.BatchOn({&kIdle, at::kCPU}, cache.Get(traced->plan, *targets, at::kCPU));
+    executor.BatchOn({&kIdle}, cache.Get(traced->plan, *targets, {&kIdle}));
     (void)executor.Begin();
     for (int name = 0; name < kNames; ++name) {
       (void)executor.Deliver(name, sources[static_cast<std::size_t>(name)]);

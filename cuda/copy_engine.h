@@ -31,10 +31,12 @@ struct CopyEngine {
   const char* (*run)(const CopyBatch& batch, void* stream) = nullptr;
   // The same; nothing has to stay.
   const char* (*run_small)(const SmallCopyBatch& batch, void* stream) = nullptr;
+  // Whether batches may have jobs of this cast. Null: of none.
+  bool (*has_cast)(CopyCast cast) = nullptr;
 };
 
 inline constexpr std::uint64_t kCopyEngineLayout =
-    (std::uint64_t{1} << 48) | (std::uint64_t{sizeof(CopyEngine)} << 32) |
+    (std::uint64_t{2} << 48) | (std::uint64_t{sizeof(CopyEngine)} << 32) |
     (std::uint64_t{sizeof(SmallCopyBatch)} << 16) | sizeof(CopyJob);
 
 // What libloadplan_cuda.so exports, by this name.

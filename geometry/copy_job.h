@@ -31,6 +31,14 @@ namespace loadplan {
 // Bytes are moved in units of 16, 8, 4, 2 or 1: the largest that divides the row and every address
 // of both sides. Nothing orders the copies of one batch: no byte that one of them writes may be
 // read or written by another.
+//
+// Items of a cast have a size on each side. Its positions count bytes of the larger one, so that
+// tiles are as much work as others; the smaller side is at the same item:
+//
+//   float32 -> bfloat16    from  | 0 . . . | 4 . . . | 8 . . . | 12. . . |  one unit of 16
+//                          to    | 0 . | 2 . | 4 . | 6 . |
+//
+// A unit is 16 of those bytes, or one item where either side is not aligned for as many.
 inline constexpr int kMaxCopyDims = 4;
 inline constexpr std::uint32_t kCopyTileNbytes = 16384;
 inline constexpr std::uint32_t kMaxCopyUnit = 16;
@@ -60,6 +68,14 @@ struct Divisor {
   }
 };
 
+// The dtypes of a cast, as torch numbers them; none where bytes are moved as they are.
+struct CopyCast {
+  std::int8_t from = -1;
+  std::int8_t to = -1;
+
+  LOADPLAN_ON_DEVICE bool is_none() const { return to < 0; }
+};
+
 struct CopyJob {
   std::uint64_t to = 0;   // address of the first row
   std::int64_t from = 0;  // of its source, from the start of the source's bytes
@@ -68,11 +84,12 @@ struct CopyJob {
   std::int64_t from_strides[kMaxCopyDims] = {};
   Divisor extents[kMaxCopyDims - 1];  // of all dimensions but the outermost
   Divisor row_nbytes;
-  std::uint32_t nbytes = 0;
-  std::uint32_t rank = 1;  // at least 1
+  std::uint32_t nbytes = 0;  // positions
+  std::uint32_t rank = 1;    // at least 1
   // Bytes moved at a time, if the start of the source's bytes allows it.
   std::uint32_t unit = 1;
-  std::uint32_t unused = 0;
+  CopyCast cast;
+  std::uint16_t unused = 0;
 };
 
 struct CopyItem {
@@ -89,6 +106,7 @@ struct CopyBatch {
   std::uint32_t num_planned = 0;
   std::uint32_t num_items = 0;
   std::uint32_t num_tiles = 0;
+  bool has_casts = false;
 };
 
 // A batch that is small enough to be an argument of a kernel: nothing has to be uploaded.
@@ -98,6 +116,7 @@ struct SmallCopyBatch {
   CopyItem items[kSmallCopyBatch];
   std::uint32_t num_items = 0;
   std::uint32_t num_tiles = 0;
+  bool has_casts = false;
 
   LOADPLAN_ON_DEVICE CopyBatch View() const {
     CopyBatch batch;
@@ -105,6 +124,7 @@ struct SmallCopyBatch {
     batch.items = items;
     batch.num_items = num_items;
     batch.num_tiles = num_tiles;
+    batch.has_casts = has_casts;
     return batch;
   }
 };

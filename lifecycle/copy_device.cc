@@ -11,24 +11,14 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "geometry/copy_jobs.h"
 #include "lifecycle/host_copies.h"
+#include "lifecycle/reference_copies.h"
 
 namespace loadplan {
 namespace {
 
 constexpr char kVariable[] = "LOADPLAN_CUDA_BATCH";
 constexpr char kLibrary[] = "libloadplan_cuda.so";
-
-bool NeverCaptures(void*) { return false; }
-const char* RunHere(const CopyBatch& batch, void*) {
-  RunCopiesOnHost(batch);
-  return nullptr;
-}
-const char* RunSmallHere(const SmallCopyBatch& batch, void*) {
-  RunCopiesOnHost(batch.View());
-  return nullptr;
-}
 
 std::string LibraryPath() {
   if (const char* const path = std::getenv("LOADPLAN_CUDA_LIBRARY")) return path;
@@ -58,11 +48,6 @@ std::optional<CopyDevice> HostCopyDevice(const TargetSet& targets) {
       targets.storages(), [](const at::Tensor& tensor) { return tensor.is_cpu(); });
   if (!has_some) return std::nullopt;
   return CopyDevice{&HostCopyEngine(), at::kCPU, /*is_for_many=*/true};
-}
-
-const CopyEngine& ReferenceCopyEngine() {
-  static const CopyEngine engine = {kCopyEngineLayout, NeverCaptures, RunHere, RunSmallHere};
-  return engine;
 }
 
 absl::StatusOr<const CopyEngine*> CudaCopyEngine() {
@@ -109,12 +94,12 @@ absl::StatusOr<std::optional<CopyDevice>> ChooseCopyDevice(const TargetSet& targ
 }
 
 std::shared_ptr<DevicePlan> DevicePlanCache::Get(const LoadPlan& plan, const TargetSet& targets,
-                                                 at::Device device) {
+                                                 const CopyDevice& device) {
   std::vector<std::uint64_t> addresses(targets.storages().size(), 0);
   std::vector<std::pair<Range, std::size_t>> ranges;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     const at::Tensor& tensor = targets.storages()[i];
-    if (tensor.device() != device || tensor.storage().nbytes() == 0) continue;
+    if (tensor.device() != device.device || tensor.storage().nbytes() == 0) continue;
     ranges.emplace_back(RangeOf(tensor), i);
     addresses[i] = ranges.back().first.first;
   }
@@ -132,8 +117,8 @@ std::shared_ptr<DevicePlan> DevicePlanCache::Get(const LoadPlan& plan, const Tar
     addresses[ranges[i].second] = addresses[ranges[i - 1].second] = 0;
   }
   const std::lock_guard lock(mutex_);
-  if (plan_ == nullptr || device_ != device || plan_->copies.addresses() != addresses) {
-    plan_ = std::make_shared<DevicePlan>(plan, std::move(addresses));
+  if (plan_ == nullptr || !(device_ == device) || plan_->copies.addresses() != addresses) {
+    plan_ = std::make_shared<DevicePlan>(plan, std::move(addresses), device.engine->has_cast);
     plan_->ranges = std::move(merged);
     device_ = device;
   }

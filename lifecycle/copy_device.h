@@ -31,6 +31,8 @@ struct CopyDevice {
 
   // The current stream, as the engine wants it.
   void* stream() const;
+
+  friend bool operator==(const CopyDevice&, const CopyDevice&) = default;
 };
 
 // Note [Batched copies]
@@ -43,8 +45,10 @@ struct CopyDevice {
 //
 // Of a call that lands names, all writes whose source and target lie on that device are put on its
 // current stream together, before the call returns; a sender on that stream may then reuse its
-// memory, as after `copy_`. Casts, constants, results of programs, staged layers and bytes from
-// elsewhere go on as they do without it. So does everything while the stream is being captured.
+// memory, as after `copy_`. Casts of several steps and those that the engine does not make bit by
+// bit as torch does (lifecycle/cast_check.h), constants, results of programs, staged layers and
+// bytes from elsewhere go on as they do without it. So does everything while the stream is being
+// captured.
 //
 // What is copied one by one is on the same stream. It comes after the batch that waits where it
 // reads or writes what that batch writes; otherwise nothing tells the order.
@@ -60,9 +64,6 @@ absl::StatusOr<std::optional<CopyDevice>> ChooseCopyDevice(const TargetSet& targ
 // host] in lifecycle/host_copies.h.
 std::optional<CopyDevice> HostCopyDevice(const TargetSet& targets);
 
-// Runs batches in host memory, as the kernel of a device does.
-const CopyEngine& ReferenceCopyEngine();
-
 // libloadplan_cuda.so, opened when it is first asked for: beside this library, or where
 // LOADPLAN_CUDA_LIBRARY says. NotFound: it is not there or cannot be opened; FailedPrecondition:
 // it was built with another libloadplan.so.
@@ -72,8 +73,9 @@ absl::StatusOr<const CopyEngine*> OpenCopyEngine(const std::string& path);
 
 // What a device keeps of a plan: its jobs.
 struct DevicePlan {
-  DevicePlan(const LoadPlan& plan, std::vector<std::uint64_t> addresses)
-      : copies(plan.writes(), std::move(addresses)) {}
+  DevicePlan(const LoadPlan& plan, std::vector<std::uint64_t> addresses,
+             PlanCopies::HasCast has_cast)
+      : copies(plan.writes(), std::move(addresses), has_cast) {}
 
   PlanCopies copies;
   // The memory of targets: sorted, disjoint.
@@ -87,12 +89,12 @@ class DevicePlanCache {
  public:
   // `plan` must outlive what is returned. Made anew where targets lie elsewhere than before.
   std::shared_ptr<DevicePlan> Get(const LoadPlan& plan, const TargetSet& targets,
-                                  at::Device device);
+                                  const CopyDevice& device);
 
  private:
   std::mutex mutex_;
   std::shared_ptr<DevicePlan> plan_;
-  at::Device device_ = at::kCPU;
+  CopyDevice device_;
 };
 
 }  // namespace loadplan

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "geometry/copy_jobs.h"
 #include "lifecycle/attempt.h"
+#include "lifecycle/cast_check.h"
 
 namespace loadplan {
 namespace {
@@ -28,6 +29,7 @@ std::uint64_t AddressOf(const ByteSide& side) {
 // Whether `map` is that of `item`, read from somewhere else.
 bool IsShifted(const StridedMap& map, const WriteItem& item) {
   return map.shape() == item.map.shape() && map.to() == item.map.to() &&
+         map.from().itemsize == item.map.from().itemsize &&
          map.from().byte_strides == item.map.from().byte_strides;
 }
 
@@ -54,6 +56,7 @@ absl::StatusOr<bool> CopyQueue::Add(const WriteItem& item, const StridedMap& map
     const absl::StatusOr<bool> is_capturing = IsCapturing();
     if (!is_capturing.ok() || *is_capturing) return is_capturing.ok() ? false : is_capturing;
   }
+  if (!MayCast(item)) return false;
   if (jobs.is_alone || nbytes_ > kMaxBatchNbytes) {
     if (absl::Status status = Flush(); !status.ok()) return status;
   }
@@ -74,16 +77,30 @@ bool CopyQueue::Queue(const WriteItem& item, const StridedMap& map, const ByteSi
   const auto num_planned = static_cast<std::uint32_t>(plan_->copies.jobs().size());
   auto first = static_cast<std::uint32_t>(num_planned + extra_.size());
   std::uint32_t count = jobs.count;
-  if (IsShifted(map, item)) {
-    first = jobs.first;
+  const CopyCast cast = CastOf(item);
+  const bool is_shifted = IsShifted(map, item);
+  if (is_shifted) {
     address += static_cast<std::uint64_t>(map.from().byte_offset - item.map.from().byte_offset);
+  }
+  // A device reads items of a cast at multiples of their size.
+  if (!cast.is_none() && address % static_cast<std::uint64_t>(map.from().itemsize) != 0) {
+    return false;
+  }
+  if (is_shifted) {
+    first = jobs.first;
   } else {
     const std::uint64_t to = plan_->copies.addresses()[static_cast<std::size_t>(item.target)];
-    if (!AppendCopyJobs(map, to, kMaxJobsOfWrite, &extra_)) return false;
+    if (!AppendCopyJobs(map, to, kMaxJobsOfWrite, &extra_, cast)) return false;
     count = static_cast<std::uint32_t>(num_planned + extra_.size()) - first;
   }
   for (std::uint32_t job = first; job < first + count; ++job) items_.push_back({address, job, 0});
+  has_casts_ = has_casts_ || !cast.is_none();
   return true;
+}
+
+bool CopyQueue::MayCast(const WriteItem& item) const {
+  const CopyCast cast = CastOf(item);
+  return cast.is_none() || CastsAsTorch(device_, cast);
 }
 
 absl::StatusOr<bool> CopyQueue::IsCapturing() const {
@@ -129,6 +146,7 @@ absl::Status CopyQueue::Flush() {
   kept_.clear();
   written_.clear();
   last_written_ = -1;
+  has_casts_ = false;
   nbytes_ = 0;
   return status;
 }
@@ -159,6 +177,7 @@ void CopyQueue::RunOnHost() {
   batch.num_planned = static_cast<std::uint32_t>(planned.size());
   batch.num_items = static_cast<std::uint32_t>(items_.size());
   batch.num_tiles = NumberTiles(planned, extra_, items_);
+  batch.has_casts = has_casts_;
   const char* const error = device_.engine->run(batch, device_.stream());
   TORCH_CHECK(error == nullptr, "a batch of copies could not be started: ", error);
 }
@@ -171,6 +190,7 @@ void CopyQueue::RunSmall() {
     batch.items[i] = {items_[i].from, i, 0};
   }
   batch.num_tiles = NumberTiles({}, batch.jobs, std::span(batch.items).first(batch.num_items));
+  batch.has_casts = has_casts_;
   const char* const error = device_.engine->run_small(batch, device_.stream());
   TORCH_CHECK(error == nullptr, "a batch of copies could not be started: ", error);
 }
@@ -187,6 +207,7 @@ void CopyQueue::RunLarge() {
   batch.num_planned = static_cast<std::uint32_t>(planned.size());
   batch.num_items = static_cast<std::uint32_t>(items_.size());
   batch.num_tiles = NumberTiles(planned, extra_, items_);
+  batch.has_casts = has_casts_;
   // Jobs first: their size is a multiple of what items need.
   const std::size_t extra_nbytes = std::span(extra_).size_bytes();
   const std::size_t items_nbytes = std::span(items_).size_bytes();

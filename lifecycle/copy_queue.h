@@ -44,6 +44,8 @@ class CopyQueue {
   bool IsLive(const ByteSide& from) const;
   bool Queue(const WriteItem& item, const StridedMap& map, const ByteSide& from,
              const PlanCopies::Jobs& jobs);
+  // Whether the device makes the cast of `item`, if it has one.
+  bool MayCast(const WriteItem& item) const;
   void Keep(const at::Tensor& tensor);
   const CopyJob& JobOf(const CopyItem& item) const;
   void Run();
@@ -61,6 +63,7 @@ class CopyQueue {
   std::vector<at::Tensor> kept_;
   absl::flat_hash_set<StorageId> written_;  // targets
   StorageId last_written_ = -1;             // of these
+  bool has_casts_ = false;
   Index nbytes_ = 0;
   Index num_batches_ = 0;
   Index num_copies_ = 0;

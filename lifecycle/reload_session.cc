@@ -72,8 +72,7 @@ absl::Status ReloadSession::Begin(std::shared_ptr<const BoundPlan> plan,
     executor_ = std::make_unique<PlanExecutor>(plan->traced, plan->targets, staging_.get());
     executor_->KeepIn(undo_.get());
     if (batches->has_value()) {
-      executor_->BatchOn(**batches,
-                         plan->on_device.Get(plan->plan(), *plan->targets, (*batches)->device));
+      executor_->BatchOn(**batches, plan->on_device.Get(plan->plan(), *plan->targets, **batches));
     }
     landed_.assign(plan->plan().sources().size(), false);
     plan_ = std::move(plan);

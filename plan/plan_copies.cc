@@ -10,18 +10,29 @@
 
 namespace loadplan {
 
-PlanCopies::PlanCopies(std::span<const WriteItem> writes, std::vector<std::uint64_t> addresses)
-    : writes_(writes), addresses_(std::move(addresses)), of_write_(writes.size()) {
+PlanCopies::PlanCopies(std::span<const WriteItem> writes, std::vector<std::uint64_t> addresses,
+                       HasCast has_cast)
+    : writes_(writes),
+      addresses_(std::move(addresses)),
+      has_cast_(has_cast),
+      of_write_(writes.size()) {
   for (std::size_t w = 0; w < of_write_.size(); ++w) {
     const WriteItem& item = writes_[w];
     const auto target = static_cast<std::size_t>(item.target);
-    if (!item.casts.empty() || item.map.is_cast() || addresses_[target] == 0) continue;
+    if (addresses_[target] == 0 || !IsPossible(item)) continue;
     const auto first = static_cast<std::uint32_t>(jobs_.size());
-    if (!AppendCopyJobs(item.map, addresses_[target], kMaxJobsOfWrite, &jobs_)) continue;
+    const CopyCast cast = CastOf(item);
+    if (!AppendCopyJobs(item.map, addresses_[target], kMaxJobsOfWrite, &jobs_, cast)) continue;
     of_write_[w].first = first;
     of_write_[w].count = static_cast<std::uint32_t>(jobs_.size()) - first;
   }
   MarkAlone();
+}
+
+bool PlanCopies::IsPossible(const WriteItem& item) const {
+  if (item.casts.empty()) return !item.map.is_cast();
+  return item.casts.size() == 2 && item.map.is_cast() && has_cast_ != nullptr &&
+         has_cast_(CastOf(item));
 }
 
 // A plan's writes are disjoint, and this says so. It is asked all the same: bytes of a batch are
@@ -51,6 +62,11 @@ PlanCopies::Jobs PlanCopies::JobsOf(const WriteItem& item) const {
   const std::less<const WriteItem*> is_before;
   if (is_before(&item, first) || !is_before(&item, first + of_write_.size())) return {};
   return of_write_[static_cast<std::size_t>(&item - first)];
+}
+
+CopyCast CastOf(const WriteItem& item) {
+  if (item.casts.empty()) return {};
+  return {item.casts.front().dtype.code, item.casts.back().dtype.code};
 }
 
 }  // namespace loadplan

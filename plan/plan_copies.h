@@ -23,24 +23,34 @@ class LOADPLAN_API PlanCopies {
     bool is_alone = false;
   };
 
-  // `addresses`: of each target storage by its StorageId; 0 for one that is not on the device.
-  // `writes` must outlive this.
-  PlanCopies(std::span<const WriteItem> writes, std::vector<std::uint64_t> addresses);
+  // Whether the device makes such a cast.
+  using HasCast = bool (*)(CopyCast cast);
 
-  // Count 0 where the item is no job of the device: a cast, a target that is elsewhere, a region
-  // of too many pieces, an item that is not one of `writes`.
+  // `addresses`: of each target storage by its StorageId; 0 for one that is not on the device.
+  // `has_cast` null: it makes none. `writes` must outlive this.
+  PlanCopies(std::span<const WriteItem> writes, std::vector<std::uint64_t> addresses,
+             HasCast has_cast = nullptr);
+
+  // Count 0 where the item is no job of the device: a cast that it does not make or in several
+  // steps, a target that is elsewhere, a region of too many pieces, an item that is not one of
+  // `writes`.
   Jobs JobsOf(const WriteItem& item) const;
   std::span<const CopyJob> jobs() const { return jobs_; }
   const std::vector<std::uint64_t>& addresses() const { return addresses_; }
 
  private:
+  bool IsPossible(const WriteItem& item) const;
   void MarkAlone();
 
   const std::span<const WriteItem> writes_;
   const std::vector<std::uint64_t> addresses_;
+  const HasCast has_cast_;
   std::vector<CopyJob> jobs_;
   std::vector<Jobs> of_write_;  // parallel to writes_
 };
+
+// Of the dtypes of `item`; none for a copy of bytes.
+LOADPLAN_API CopyCast CastOf(const WriteItem& item);
 
 // More jobs for one write are not worth it.
 inline constexpr std::size_t kMaxJobsOfWrite = 64;

@@ -1,5 +1,5 @@
-// The kernel on a GPU, against a walk over every byte. No torch: this is what compute-sanitizer
-// runs.
+// The kernel on a GPU, against a walk over every byte. Of torch only number types: this is what
+// compute-sanitizer runs.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/cast_tile.h"
 #include "cuda/copy_engine.h"
 #include "geometry/copy_jobs.h"
 #include "gmock/gmock.h"
@@ -94,8 +95,12 @@ class CopyEngineGpuTest : public ::testing::Test {
     batch.items = static_cast<const CopyItem*>(items_there.data());
     batch.num_planned = static_cast<std::uint32_t>(planned.size());
     batch.num_items = static_cast<std::uint32_t>(items.size());
+    batch.has_casts = HasCasts(jobs);
     ASSERT_EQ(Engine().run(batch, stream_), nullptr);
     ASSERT_CUDA(cudaStreamSynchronize(stream_));
+  }
+  static bool HasCasts(std::span<const CopyJob> jobs) {
+    return std::ranges::any_of(jobs, [](const CopyJob& job) { return !job.cast.is_none(); });
   }
   static SmallCopyBatch SmallBatch(std::span<const CopyJob> jobs, std::span<const CopyItem> items) {
     SmallCopyBatch batch;
@@ -105,6 +110,7 @@ class CopyEngineGpuTest : public ::testing::Test {
       batch.items[i] = {items[i].from, i, 0};
     }
     batch.num_tiles = NumberTiles({}, batch.jobs, std::span(batch.items).first(batch.num_items));
+    batch.has_casts = HasCasts(jobs);
     return batch;
   }
   void RunSmall(std::span<const CopyJob> jobs, std::span<const CopyItem> items) {
@@ -151,6 +157,80 @@ class CopyEngineGpuPropertyTest : public CopyEngineGpuTest {
 
 TEST_F(CopyEngineGpuPropertyTest, CopiesEveryByteOfEveryJob) {
   ForEachRandom(500, [this](std::mt19937& gen) { RunRandomBatch(gen); });
+}
+
+// Numbers that both sides of any pair have: the host and a device convert those alike. What they
+// make of all others, NaN among them, tests/python/test_gpu.py compares with torch.
+struct CastDType {
+  c10::ScalarType dtype;
+  Index itemsize;
+
+  std::int8_t code() const { return static_cast<std::int8_t>(dtype); }
+};
+const std::vector<CastDType> kCastDTypes = {
+    {c10::ScalarType::Double, 8},        {c10::ScalarType::Float, 4},
+    {c10::ScalarType::Half, 2},          {c10::ScalarType::BFloat16, 2},
+    {c10::ScalarType::Float8_e4m3fn, 1}, {c10::ScalarType::Float8_e5m2, 1},
+    {c10::ScalarType::Bool, 1},          {c10::ScalarType::Byte, 1},
+    {c10::ScalarType::Char, 1},          {c10::ScalarType::Short, 2},
+    {c10::ScalarType::Int, 4},           {c10::ScalarType::Long, 8}};
+
+// By the host, one item.
+void HostCast(std::byte* to, const std::byte* from, CopyCast cast, const StridedMap& map) {
+  std::vector<CopyJob> jobs;
+  const StridedMap one = Map({}, {0, {}, map.to().itemsize}, {0, {}, map.from().itemsize}, true);
+  alignas(8) std::byte source[8];
+  alignas(8) std::byte result[8];
+  if (cast.from == cast.to) return static_cast<void>(std::copy_n(from, map.to().itemsize, to));
+  std::copy_n(from, map.from().itemsize, source);
+  ASSERT_TRUE(AppendCopyJobs(one, reinterpret_cast<std::uint64_t>(result), 1, &jobs, cast));
+  const std::vector<CopyItem> items = {{reinterpret_cast<std::uint64_t>(source), 0, 0}};
+  CopyBatch batch;
+  batch.extra = jobs.data();
+  batch.items = items.data();
+  batch.num_items = batch.num_tiles = 1;
+  CopyTile(batch, 0, 0, 1, TorchCasts());
+  std::copy_n(result, map.to().itemsize, to);
+}
+
+TEST_F(CopyEngineGpuPropertyTest, CastsEveryItemOfEveryJob) {
+  ForEachRandom(300, [this](std::mt19937& gen) {
+    const CastDType from_dtype = testing::Pick(gen, kCastDTypes);
+    const CastDType to_dtype = testing::Pick(gen, kCastDTypes);
+    const CopyCast cast{from_dtype.code(), to_dtype.code()};
+    ASSERT_EQ(Engine().has_cast(cast), TorchCasts::Has(cast));
+    if (!TorchCasts::Has(cast)) return;
+    const Index from_itemsize = from_dtype.itemsize;
+    const StridedMap map = testing::RandomCastMap(gen, to_dtype.itemsize, from_itemsize);
+    SCOPED_TRACE(ToString(map));
+    const Index start = from_itemsize * Uniform(gen, 0, 20);
+    std::vector<std::byte> source(static_cast<std::size_t>(start + map.FromSpan().stop));
+    for (std::size_t i = 0; i + 8 <= source.size(); i += static_cast<std::size_t>(from_itemsize)) {
+      // A small whole number, as bytes of its dtype.
+      const std::int64_t number = Uniform(gen, 0, 100);
+      HostCast(source.data() + i, reinterpret_cast<const std::byte*>(&number),
+               {static_cast<std::int8_t>(c10::ScalarType::Long), cast.from},
+               Map({}, {0, {}, from_itemsize}, {0, {}, 8}, true));
+    }
+    std::vector<std::byte> want(static_cast<std::size_t>(map.ToSpan().stop) + 8, std::byte{77});
+    const DeviceMemory from{std::span<const std::byte>(source)};
+    const DeviceMemory to{std::span<const std::byte>(want)};
+    ForEachRun(map, [&](Index to_byte, Index from_byte, Index) {
+      HostCast(want.data() + to_byte, source.data() + start + from_byte, cast, map);
+    });
+    std::vector<CopyJob> jobs;
+    std::vector<CopyItem> items;
+    ASSERT_TRUE(AppendCopyJobs(map, to.address(), 1U << 20, &jobs, cast));
+    for (std::uint32_t job = 0; job < jobs.size(); ++job) {
+      items.push_back({from.address() + static_cast<std::uint64_t>(start), job, 0});
+    }
+    if (items.size() <= kSmallCopyBatch) {
+      RunSmall(jobs, items);
+    } else {
+      RunLarge(jobs, jobs.size() / 2, items);
+    }
+    ASSERT_EQ(to.Get(), want);
+  });
 }
 
 // An expert layer of Kimi-K2 at an eighth of its width on rank 1 of 8: columns and rows.

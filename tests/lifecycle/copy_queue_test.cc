@@ -13,6 +13,7 @@
 #include "gtest/gtest.h"
 #include "lifecycle/execute.h"
 #include "lifecycle/host_copies.h"
+#include "lifecycle/reference_copies.h"
 #include "tests/lifecycle/live_log.h"
 #include "tests/lifecycle/random_log.h"
 #include "tests/testing/oracle.h"
@@ -25,6 +26,7 @@ namespace {
 using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::IsOk;
 using ::loadplan::testing::kBFloat16;
+using ::loadplan::testing::kFloat32;
 using ::loadplan::testing::LiveLog;
 using ::loadplan::testing::Map;
 using ::loadplan::testing::RandomLog;
@@ -35,8 +37,8 @@ using ::testing::HasSubstr;
 
 void BatchOn(PlanExecutor& executor, const BoundPlan& bound,
              const CopyEngine& engine = ReferenceCopyEngine(), bool is_for_many = false) {
-  executor.BatchOn({&engine, at::kCPU, is_for_many},
-                   bound.on_device.Get(bound.plan(), *bound.targets, at::kCPU));
+  const CopyDevice device{&engine, at::kCPU, is_for_many};
+  executor.BatchOn(device, bound.on_device.Get(bound.plan(), *bound.targets, device));
 }
 
 // An update in which copies wait until a sender wants its buffer back, or the end.
@@ -177,8 +179,8 @@ TEST_F(CopyQueueTest, GathersLiveTensorsInTheOrderOfTheirArrival) {
 TEST_F(CopyQueueTest, OfTheHostWaitsForBatchesOnly) {
   Make(3);
   executor_.emplace(bound_->traced, bound_->targets);
-  executor_->BatchOn(*HostCopyDevice(*bound_->targets),
-                     bound_->on_device.Get(bound_->plan(), *bound_->targets, at::kCPU));
+  const CopyDevice host = *HostCopyDevice(*bound_->targets);
+  executor_->BatchOn(host, bound_->on_device.Get(bound_->plan(), *bound_->targets, host));
   ASSERT_THAT(executor_->Begin(), IsOk());
   ASSERT_THAT(executor_->Deliver(0, weights_[0]), IsOk());
   EXPECT_TRUE(IsLanded(0));
@@ -214,13 +216,13 @@ TEST_F(CopyQueueTest, ReadsPartsOfLiveTensorsInTheOrderOfTheirArrival) {
   EXPECT_TRUE(at::equal(log_.target(2), x.to(at::kBFloat16)));
 }
 
-TEST_F(CopyQueueTest, LeavesCastsAndConstantsToCopy) {
+TEST_F(CopyQueueTest, LeavesCastsOfOtherBitsAndConstantsToCopy) {
   const View w = log_.Target("w", {4}, kBFloat16);
   const View v = log_.Target("v", {4});
   log_.Copy(w, log_.Source("x", {4}));
   log_.Copy(v.Slice(0, 0, 2), log_.Source("y", {2}));
   log_.Copy(v.Slice(0, 2, 4), log_.Constant(at::zeros({2})));
-  Bind();
+  Bind(HostCopyEngine());  // makes no casts
   const at::Tensor x = at::randn({4});
   ASSERT_THAT(executor_->Deliver(0, x), IsOk());
   EXPECT_EQ(num_copies(), 0);
@@ -229,6 +231,52 @@ TEST_F(CopyQueueTest, LeavesCastsAndConstantsToCopy) {
   EXPECT_EQ(num_copies(), 1);
   ASSERT_THAT(executor_->Finish(), IsOk());
   EXPECT_TRUE(at::equal(log_.target(1), at::tensor({1.f, 1.f, 0.f, 0.f})));
+}
+
+TEST_F(CopyQueueTest, MakesCastsThatAreTorchsInEveryBit) {
+  constexpr DType kInt32{3, 4, "int32"};
+  // As an argument of the kernel, and through memory of the device; copies among them.
+  for (const int num_names : {3, 40}) {
+    log_ = LiveLog();
+    std::vector<View> targets;
+    for (int i = 0; i < num_names; ++i) {
+      targets.push_back(log_.Target(absl::StrCat("w", i), {2, 3}, i % 3 == 0 ? kInt32 : kFloat32));
+    }
+    for (int i = 0; i < num_names; ++i) {
+      log_.Copy(targets[static_cast<std::size_t>(i)],
+                log_.Source(absl::StrCat("x", i), {2, 8}, kInt32).Slice(1, 2, 5));
+    }
+    Bind();
+    std::vector<at::Tensor> weights;
+    for (std::int32_t i = 0; i < num_names; ++i) {
+      weights.push_back(at::randint(-1000000, 1000000, {2, 8}, at::kInt));
+      ASSERT_THAT(executor_->Deliver(i, weights.back()), IsOk());
+    }
+    EXPECT_EQ(num_copies(), num_names);
+    EXPECT_EQ(num_batches(), 0);
+    ASSERT_THAT(executor_->Finish(), IsOk());
+    EXPECT_EQ(num_batches(), 1);
+    for (std::size_t i = 0; i < weights.size(); ++i) {
+      const at::Tensor want = weights[i].slice(1, 2, 5).to(log_.target(i).scalar_type());
+      EXPECT_TRUE(at::equal(log_.target(i), want)) << i;
+    }
+  }
+}
+
+// A device would not load an item from there.
+TEST_F(CopyQueueTest, LeavesCastsOfItemsThatAreNotAlignedToCopy) {
+  constexpr DType kInt32{3, 4, "int32"};
+  const View w = log_.Target("w", {4});
+  log_.Copy(w, log_.Source("x", {4}, kInt32));
+  Bind();
+  const at::Tensor x = at::randint(-1000, 1000, {4}, at::kInt);
+  const at::Tensor bytes = at::zeros({18}, at::kByte);
+  bytes.slice(0, 2, 18).copy_(x.view(at::kByte));
+  const StridedMap held = Map({}, {0, {}, 16}, {2, {}, 16});
+  ASSERT_THAT(executor_->DeliverPart(0, held, ByteSide::OfStorage(bytes)), IsOk());
+  ASSERT_THAT(executor_->Complete(0), IsOk());
+  ASSERT_THAT(executor_->Finish(), IsOk());
+  EXPECT_TRUE(at::equal(log_.target(0), x.to(at::kFloat)));
 }
 
 TEST_F(CopyQueueTest, RefusesToReachOutsideAStorage) {
@@ -283,12 +331,13 @@ TEST_F(CopyQueueTest, LeavesStoragesOverOneMemoryToCopy) {
       TargetSet::Create({{"a", alias(0, 8)}, {"b", alias(4, 4)}, {"c", alias(8, 4)}});
   Make(1);
   DevicePlanCache cache;
-  const auto plan = cache.Get(bound_->plan(), *targets, at::kCPU);
+  const CopyDevice device{&ReferenceCopyEngine()};
+  const auto plan = cache.Get(bound_->plan(), *targets, device);
   const auto start = reinterpret_cast<std::uint64_t>(memory.const_data_ptr());
   EXPECT_THAT(plan->copies.addresses(), ::testing::ElementsAre(0U, 0U, start + 32));
   EXPECT_EQ(plan->ranges.size(), 2U);
   // The same targets, the same plan.
-  EXPECT_EQ(cache.Get(bound_->plan(), *targets, at::kCPU), plan);
+  EXPECT_EQ(cache.Get(bound_->plan(), *targets, device), plan);
 }
 
 TEST_F(CopyQueueTest, IsAskedForByAVariable) {

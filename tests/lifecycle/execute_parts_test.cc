@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "lifecycle/execute.h"
+#include "lifecycle/reference_copies.h"
 #include "tests/lifecycle/live_log.h"
 #include "tests/lifecycle/random_log.h"
 #include "tests/testing/seed.h"
@@ -128,7 +129,7 @@ void RunRandomParts(std::mt19937& gen, int& planned, int& in_place) {
   PlanExecutor executor(bound->traced, bound->targets);
   if (gen() % 2 == 0) {
     const CopyDevice device{&ReferenceCopyEngine(), at::kCPU};
-    executor.BatchOn(device, bound->on_device.Get(bound->plan(), *bound->targets, at::kCPU));
+    executor.BatchOn(device, bound->on_device.Get(bound->plan(), *bound->targets, device));
   }
   ASSERT_THAT(executor.Begin(), IsOk());
   std::vector<Part> parts;

@@ -13,6 +13,7 @@ namespace loadplan {
 namespace {
 
 using ::loadplan::testing::kBFloat16;
+using ::loadplan::testing::kFloat16;
 using ::loadplan::testing::kFloat32;
 using ::loadplan::testing::Map;
 
@@ -35,6 +36,26 @@ TEST(PlanCopiesTest, MakesJobsAtTheAddressesOfTheTargets) {
   EXPECT_EQ(copies.jobs()[1].nbytes, 64U);
   // Not on the device.
   EXPECT_EQ(copies.JobsOf(writes[2]).count, 0U);
+}
+
+TEST(PlanCopiesTest, MakesJobsOfCastsThatTheDeviceMakes) {
+  std::vector<WriteItem> writes;
+  for (const DType& from : {kFloat32, kFloat16, kFloat32}) {
+    writes.push_back(Item(0, Map({4}, {8 * static_cast<Index>(writes.size()), {2}, 2},
+                                 {0, {from.itemsize}, from.itemsize}, /*is_cast=*/true)));
+    writes.back().casts = {from, kBFloat16};
+  }
+  writes[2].casts = {kFloat32, kFloat16, kBFloat16};  // several steps
+  const PlanCopies copies(writes, {4096}, [](CopyCast cast) {
+    return cast.from == kFloat32.code && cast.to == kBFloat16.code;
+  });
+  EXPECT_EQ(copies.JobsOf(writes[0]).count, 1U);
+  EXPECT_EQ(copies.JobsOf(writes[1]).count, 0U);
+  EXPECT_EQ(copies.JobsOf(writes[2]).count, 0U);
+  ASSERT_EQ(copies.jobs().size(), 1U);
+  EXPECT_EQ(copies.jobs()[0].cast.from, kFloat32.code);
+  EXPECT_EQ(copies.jobs()[0].cast.to, kBFloat16.code);
+  EXPECT_EQ(copies.jobs()[0].nbytes, 16U);  // of the larger items
 }
 
 TEST(PlanCopiesTest, LeavesCastsToTheirOwnWay) {

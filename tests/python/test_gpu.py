@@ -300,6 +300,74 @@ def test_an_event_is_behind_the_work_on_all_gpus(monkeypatch: pytest.MonkeyPatch
     assert record_event(SimpleNamespace(gpus=[])) is None
 
 
+FLOATS = (torch.float64, F32, torch.float16, BF16) + tuple(
+    getattr(torch, f"float8_{name}") for name in ("e4m3fn", "e5m2", "e8m0fnu")
+)
+INTEGERS = (torch.bool, U8, torch.int8, torch.int16, torch.int32, torch.int64)
+CASTS = [
+    (source, to)
+    for source in INTEGERS + FLOATS
+    for to in INTEGERS + FLOATS
+    if source != to and (source in INTEGERS or to in FLOATS or to == torch.bool)
+]
+
+
+def every_number(dtype: torch.dtype) -> Tensor:
+    """All numbers of up to 16 bits, NaNs among them; of larger ones every sign and exponent, with
+    the first bits of the mantissa, and any rest."""
+    size = dtype.itemsize
+    if size == 1:
+        return torch.arange(256).to(U8).view(dtype) if dtype != torch.bool else torch.arange(2) > 0
+    high = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    if size == 2:
+        return high.view(dtype)
+    none = torch.zeros(65536, size // 2 - 1, dtype=torch.int16)
+    generator = torch.Generator().manual_seed(size)
+    random_bits = torch.randint(-32768, 32768, none.shape, generator=generator)
+    rests = [none, torch.full_like(none, -1), torch.full_like(none, 0x1000), random_bits]
+    parts = [torch.cat([r.to(torch.int16), high.unsqueeze(1)], 1) for r in rests]
+    return torch.cat(parts).reshape(-1).contiguous().view(dtype)
+
+
+@pytest.mark.parametrize("source, to", CASTS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def test_casts_leave_the_bits_that_torch_leaves(
+    way: Way, source: torch.dtype, to: torch.dtype
+) -> None:
+    """In rows of 16 bytes and of single items, scattered on either side, in small batches and in
+    large ones."""
+    numbers = every_number(source).to(way.device)
+    if way.device == "cpu":  # lifecycle_test has all of them there
+        numbers = numbers[:: max(1, numbers.numel() // 4000)].contiguous()
+    count = numbers.numel()
+    half = count // 2
+    live = {f"w{i}": torch.zeros(4, count, device=way.device).to(to) for i in range(5)}
+
+    def load_weights(weights: Weights) -> None:
+        for name, weight in weights:
+            target = live[name]
+            target[0].copy_(weight[0])
+            target[1, : half - 1].copy_(weight[0, 1:half])  # at no multiple of 16 bytes
+            target[2, ::2].copy_(weight[0, :half])
+            target.view(-1)[3 * count : 3 * count + half].copy_(weight[0, ::2])
+
+    metas = {name: ((1, count), source) for name in live}
+    targets = Targets(live, load_weights)
+    plan = loadplan.plan_loads(targets, metas)
+    for names in (list(live)[:1], list(live)):  # 4 writes, 20 writes
+        weights = [(name, numbers.view(1, count)) for name in names]
+        for tensor in live.values():
+            tensor.zero_()
+        load_weights(weights)
+        expected = {name: t.view(U8).clone() for name, t in live.items()}
+        for tensor in live.values():
+            tensor.zero_()
+        loadplan.start_reload(targets)
+        loadplan.load_planned(targets, plan, weights)
+        loadplan.finish_reload(targets, partial=names)
+        left = [n for n, t in live.items() if not torch.equal(t.view(U8), expected[n])]
+        assert left == []
+
+
 def test_the_library_of_the_kernel_lies_beside_the_other() -> None:
     library = Path(loadplan.__file__).parent / "libloadplan_cuda.so"
     reason = torch.ops.loadplan.why_no_cuda_batches()

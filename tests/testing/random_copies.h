@@ -77,6 +77,30 @@ inline MemoryCopy RandomMemoryCopy(std::mt19937& gen) {
   return copy;
 }
 
+// A map of a cast between items of these sizes, each at a multiple of its size.
+inline StridedMap RandomCastMap(std::mt19937& gen, Index to_itemsize, Index from_itemsize) {
+  const bool is_long = Uniform(gen, 0, 3) == 0;
+  DimVector shape(static_cast<std::size_t>(Uniform(gen, 0, is_long ? 2 : 6)));
+  for (Index& extent : shape) extent = Uniform(gen, 1, is_long ? 100 : 4);
+  MapSide to = RandomDenseSide(gen, shape, to_itemsize);
+  MapSide from = RandomFromSide(gen, shape, from_itemsize);
+  // In units of items, and none before the first byte.
+  const auto round = [](MapSide& side) {
+    side.byte_offset -= side.byte_offset % side.itemsize;
+    for (Index& stride : side.byte_strides) stride -= stride % side.itemsize;
+  };
+  round(to);
+  round(from);
+  StridedMap map = Map(shape, to, from, /*is_cast=*/true);
+  const Index start = map.FromSpan().start;
+  if (start < 0) from.byte_offset -= start;
+  if (Uniform(gen, 0, 1) == 0) {
+    to.byte_offset += to_itemsize * Uniform(gen, 0, 20);
+    from.byte_offset += from_itemsize * Uniform(gen, 0, 20);
+  }
+  return Map(std::move(shape), std::move(to), std::move(from), /*is_cast=*/true);
+}
+
 }  // namespace loadplan::testing
 
 #endif  // LOADPLAN_TESTS_TESTING_RANDOM_COPIES_H_
