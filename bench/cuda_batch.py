@@ -4,17 +4,18 @@
     ./dev python bench/cuda_batch.py --check     the same cases, small, on the CPU: no figures
 
 One layer of Kimi-K2 on rank 1 of 8, the senders' full tensors on the device.  *large*: 384 experts,
-gate and up by rows (3.7 MB in one run each), down by columns (7168 runs of 512 bytes).  *small*:
-the norms and biases of 61 layers, 0.8 to 14 KB each.
+gate and up by rows (3.7 MB in one run each), down by columns (7168 runs of 512 bytes).  *casts*:
+the same of fewer experts from a checkpoint in float32.  *small*: the norms and biases of 61 layers,
+0.8 to 14 KB each.
 
     batched         load_planned with LOADPLAN_CUDA_BATCH=1
     each            load_planned with LOADPLAN_CUDA_BATCH=0
     bare copy_      one copy_ a write, views made beforehand, without loadplan
     one copy        one contiguous copy_ of as many bytes: what the device can do
 
-ms: between two events of the stream around the call, median of the rounds.  host ms: until the call
-returns.  GB/s: bytes written twice (they are read as well) / ms.  After each way all bytes are
-compared with the loader's.
+ms: between two events of the stream around the call, median of the rounds.  host ms: until the
+call returns.  GB/s: bytes read and written / ms.  After each way all bytes are compared with the
+loader's.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Case:
 
     @property
     def nbytes(self) -> int:
-        return sum(to.nbytes for to, _ in self.writes)
+        """Read and written."""
+        return sum(to.nbytes + what.nbytes for to, what in self.writes)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, weight in weights:
@@ -54,7 +56,7 @@ class Case:
     place: Callable[[str, Tensor], tuple[Tensor, Tensor]]
 
 
-def large(device: str, experts: int, hidden: int, width: int) -> Case:
+def large(device: str, experts: int, hidden: int, width: int, dtype: torch.dtype = BF16) -> Case:
     shard = width // RANKS
     mine = slice(RANK * shard, (RANK + 1) * shard)
     live = {
@@ -73,9 +75,10 @@ def large(device: str, experts: int, hidden: int, width: int) -> Case:
     for expert in range(experts):
         for part in ("gate", "up", "down"):
             shape = (hidden, width) if part == "down" else (width, hidden)
-            weights[f"{expert}.{part}"] = torch.rand(shape, device=device).to(BF16)
+            weights[f"{expert}.{part}"] = torch.rand(shape, device=device).to(dtype)
     writes = [place(name, weight) for name, weight in weights.items()]
-    return Case(f"large, {experts} experts", weights, live, writes, place)
+    kind = "large" if dtype == BF16 else "casts"
+    return Case(f"{kind}, {experts} experts", weights, live, writes, place)
 
 
 def small(device: str, layers: int) -> Case:
@@ -119,7 +122,8 @@ class Clock:
 
 def check(case: Case, way: str) -> None:
     for to, what in case.writes:
-        if not torch.equal(to.view(torch.uint8), what.contiguous().view(torch.uint8)):
+        want = what.to(to.dtype).contiguous()
+        if not torch.equal(to.view(torch.uint8), want.view(torch.uint8)):
             raise SystemExit(f"{case.name}: {way} left other bytes than the loader")
 
 
@@ -129,7 +133,7 @@ def run(case: Case, device: str, rounds: int) -> None:
     plan = loadplan.plan_loads(targets, metas)
     ways = {"batched": "1" if device != "cpu" else "reference", "each": "0", "bare copy_": ""}
     clocks = {way: Clock(device) for way in [*ways, "one copy"]}
-    flat = torch.empty(case.nbytes, dtype=torch.uint8, device=device)
+    flat = torch.empty(case.nbytes // 2, dtype=torch.uint8, device=device)
     there = torch.empty_like(flat)
     for turn in range(rounds + 1):
         if turn == 1:  # what comes first warms up
@@ -149,11 +153,11 @@ def run(case: Case, device: str, rounds: int) -> None:
     if device == "cpu":
         print(f"{case.name}: {len(case.writes)} writes, bytes as the loader's in every way")
         return
-    print(f"{case.name}: {len(case.writes)} writes, {case.nbytes / 1e6:.1f} MB")
+    print(f"{case.name}: {len(case.writes)} writes, {case.nbytes / 2e6:.1f} MB")
     plain = statistics.median(clocks["one copy"].device_ms)
     for way, clock in clocks.items():
         ms, host = statistics.median(clock.device_ms), statistics.median(clock.host_ms)
-        speed = 2 * case.nbytes / ms / 1e6
+        speed = case.nbytes / ms / 1e6
         share = f"{plain / ms:.2f} of one copy"
         print(f"  {way:11} {ms:9.3f} ms  host {host:8.3f} ms  {speed:8.1f} GB/s  {share}")
 
@@ -161,6 +165,7 @@ def run(case: Case, device: str, rounds: int) -> None:
 def main(arguments: list[str]) -> None:
     if "--check" in arguments:
         run(large("cpu", 4, 896, 256), "cpu", 1)
+        run(large("cpu", 4, 896, 256, F32), "cpu", 1)
         run(small("cpu", 8), "cpu", 1)
         return
     if not torch.cuda.is_available():
@@ -171,6 +176,8 @@ def main(arguments: list[str]) -> None:
     experts = min(384, int(free * 0.8) // (3 * 7168 * 2048 * 2 * 10 // 8))
     print(torch.cuda.get_device_name(), f"torch {torch.__version__}, {rounds} rounds")
     run(large("cuda", experts, 7168, 2048), "cuda", rounds)
+    torch.cuda.empty_cache()
+    run(large("cuda", max(1, experts // 4), 7168, 2048, F32), "cuda", rounds)
     torch.cuda.empty_cache()
     run(small("cuda", 61), "cuda", rounds)
 

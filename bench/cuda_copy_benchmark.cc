@@ -2,9 +2,9 @@
 // a call for each write, and one plain copy of as many bytes, which is what the device can do.
 //
 // Rank 1 of 8, bf16. rows: gate and up of each expert, one run of 3.7 MB each; columns: down, 7168
-// runs of 512 bytes out of 4096; small: runs of 3 KB. range(0): writes. Bytes are counted twice:
-// read and written. Time is that of the device, between two events. Each way is checked once before
-// it is timed.
+// runs of 512 bytes out of 4096; small: runs of 3 KB; cast_rows, cast_columns: the same from a
+// checkpoint in float32. range(0): writes. Bytes are counted twice: read and written. Time is that
+// of the device, between two events. Each way is checked once before it is timed.
 #include <benchmark/benchmark.h>
 #include <cuda_runtime_api.h>
 
@@ -27,13 +27,18 @@ struct Shape {
   std::size_t rows;
   std::size_t row_nbytes;
   std::size_t from_pitch;
+  std::size_t from_itemsize = 2;
 
   std::size_t nbytes() const { return rows * row_nbytes; }
   std::size_t from_nbytes() const { return rows * from_pitch; }
+  // Read and written.
+  std::size_t moved_nbytes() const { return nbytes() + nbytes() / 2 * from_itemsize; }
 };
 constexpr Shape kRows{1, 256 * 7168 * 2, 256 * 7168 * 2};
 constexpr Shape kColumns{7168, 512, 4096};
 constexpr Shape kSmall{1, 3072, 3072};
+constexpr Shape kCastRows{1, 256 * 7168 * 2, 256 * 7168 * 4, 4};
+constexpr Shape kCastColumns{7168, 512, 8192, 4};
 
 // Memory of the device for `count` writes, and what all ways need.
 class Writes {
@@ -77,7 +82,8 @@ class Writes {
       cudaEventElapsedTime(&ms, start_, stop_);
       state.SetIterationTime(static_cast<double>(ms) / 1e3);
     }
-    state.SetBytesProcessed(state.iterations() * static_cast<int64_t>(2 * count * shape.nbytes()));
+    state.SetBytesProcessed(state.iterations() *
+                            static_cast<int64_t>(count * shape.moved_nbytes()));
   }
 
   const Shape shape;
@@ -105,23 +111,33 @@ std::size_t Count(const benchmark::State& state) {
   return static_cast<std::size_t>(state.range(0));
 }
 
+// As torch numbers them.
+constexpr std::int8_t kFloat32 = 6;
+constexpr std::int8_t kBFloat16 = 15;
+
 void BM_Kernel(benchmark::State& state, const Shape& shape) {
   Writes writes(shape, Count(state));
   const auto index = [](std::size_t value) { return static_cast<Index>(value); };
+  const bool is_cast = shape.from_itemsize != 2;
   const StridedMap map = StridedMap::Unchecked(
-      {index(shape.rows)}, {0, {index(shape.row_nbytes)}, index(shape.row_nbytes)},
-      {0, {index(shape.from_pitch)}, index(shape.row_nbytes)}, /*is_cast=*/false);
+      {index(shape.rows), index(shape.row_nbytes / 2)}, {0, {index(shape.row_nbytes), 2}, 2},
+      {0, {index(shape.from_pitch), index(shape.from_itemsize)}, index(shape.from_itemsize)},
+      is_cast);
+  // The bytes that are checked for stay: 0x5a5a5a5a as a float becomes 0x5a5a.
+  CopyCast cast;
+  if (is_cast) cast = {kFloat32, kBFloat16};
   std::vector<CopyJob> jobs;
   std::vector<CopyItem> items;
   for (std::size_t i = 0; i < writes.count; ++i) {
     items.push_back({reinterpret_cast<std::uint64_t>(writes.from(i)),
                      static_cast<std::uint32_t>(jobs.size()), 0});
-    AppendCopyJobs(map, reinterpret_cast<std::uint64_t>(writes.to(i)), 1, &jobs);
+    AppendCopyJobs(map, reinterpret_cast<std::uint64_t>(writes.to(i)), 1, &jobs, cast);
   }
   CopyBatch batch;
   batch.num_tiles = NumberTiles(jobs, {}, items);
   batch.num_planned = static_cast<std::uint32_t>(jobs.size());
   batch.num_items = static_cast<std::uint32_t>(items.size());
+  batch.has_casts = is_cast;
   void* jobs_there = nullptr;
   void* items_there = nullptr;
   const std::size_t items_nbytes = std::span(items).size_bytes();
@@ -188,6 +204,8 @@ void BM_OneMemcpy(benchmark::State& state, const Shape& shape) {
 LOADPLAN_WAYS(kRows, rows, 768);
 LOADPLAN_WAYS(kColumns, columns, 384);
 LOADPLAN_WAYS(kSmall, small, 300);
+BENCHMARK_CAPTURE(BM_Kernel, cast_rows, kCastRows)->Arg(768)->UseManualTime();
+BENCHMARK_CAPTURE(BM_Kernel, cast_columns, kCastColumns)->Arg(384)->UseManualTime();
 
 }  // namespace
 }  // namespace loadplan
