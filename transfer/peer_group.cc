@@ -155,7 +155,7 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::AllGather(
   }
   absl::Status status = Attempt([&]() -> absl::Status {
     c10d::AllgatherOptions gather;
-    gather.timeout = timeout_;
+    if (is_gloo_) gather.timeout = timeout_;  // NCCL's watchdog would end the process just then
     const WorkPtr work = group_->allgather(outputs, inputs, gather);
     if (!is_gloo_) return AwaitCollective(*work);
     work->wait();  // Gloo keeps to the time-out
@@ -240,8 +240,15 @@ absl::Status PeerGroup::TellProblem(const std::string& key, std::int32_t first,
                   : absl::StrCat("rank ", first, " cannot take part"));
 }
 
-// Gloo cannot abort a collective, so its wait is not waited in.
 absl::Status PeerGroup::AwaitCollective(c10d::Work& work) {
+  absl::Status status = PollCollective(work);
+  // A GPU's stream would keep the kernel that waits for the others.
+  if (!status.ok() && !is_gloo_) Wake(work);
+  return status;
+}
+
+// Gloo cannot abort a collective, so its wait is not waited in.
+absl::Status PeerGroup::PollCollective(c10d::Work& work) {
   using std::chrono::microseconds;
   const auto start = Clock::now();
   auto next_check = start + kPatience;
@@ -316,7 +323,7 @@ absl::Status PeerGroup::Broadcast(const at::Tensor& tensor, std::int32_t root) {
     std::vector<at::Tensor> tensors = {tensor};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    options.timeout = timeout_;
+    if (is_gloo_) options.timeout = timeout_;  // as in AllGather
     return AwaitCollective(*group_->broadcast(tensors, options));
   });
 }

@@ -111,6 +111,7 @@ class PeerGroup {
   absl::Status TellProblem(const std::string& key, std::int32_t first, const absl::Status& own);
   absl::Status Interrupted() const;
   absl::Status AwaitCollective(c10d::Work& work);
+  absl::Status PollCollective(c10d::Work& work);
   absl::Status CheckConnections();
   absl::Status CheckConnection(std::int32_t peer);
   void CloseConnections();
