@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import gc
+import importlib
 import os
 import random
 import re
@@ -282,8 +283,10 @@ class Tally:
 def as_fast_as_possible() -> Iterator[None]:
     """Tiny tensors: torch's own threads only cost.
 
-    A pass asks the garbage collector who holds a tensor; torch's own objects need no look.
+    A pass asks the garbage collector who holds a tensor; torch's own objects need no look, nor do
+    those of what it imports later.
     """
+    importlib.import_module("torch._dynamo")
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     gc.collect()
