@@ -47,7 +47,7 @@ def whole(weights: Weights, rank: int = 0) -> dict[str, list[Any]]:
 def same_calls(context: Context, fault: str) -> None:
     """Rank 0 sends, the others receive.  What each says is in its report."""
     group = dist.new_group()
-    options = {"timeout": 30.0}
+    options = {"timeout": 60.0}
     weights = {"w": torch.ones(6, 4)}
 
     def scheduled(**roles: Any) -> loadplan.ShardSchedule:
@@ -77,7 +77,7 @@ def same_calls(context: Context, fault: str) -> None:
                 scheduled(shards=whole(weights))
             else:
                 scheduled(plan=planned(weights)[1])
-        long = {**weights, "n" * (48 << 20): torch.ones(1)}
+        long = {**weights, "n" * (8 << 20): torch.ones(1)}
         if context.rank == 0:
             return says(lambda: scheduled(shards=whole(long)))
         plan = planned(weights)[1]
@@ -87,6 +87,11 @@ def same_calls(context: Context, fault: str) -> None:
                 scheduled(plan=plan)
 
         return says(limited)
+
+    if fault == "broadcasts":
+        if context.rank == 0:
+            return says(lambda: loadplan.broadcast_weights(group, weights=weights.items()))
+        return says(lambda: scheduled(plan=planned(weights)[1]))
 
     shards = loadplan.Shards(whole(weights))
     other = loadplan.Shards(whole({"w": torch.full((6, 4), 2.0)}))

@@ -15,6 +15,7 @@ FAULTS = {
     "memory": "scheduling: ",
     "thread": "a thread for the store of the process group",
     "swapped": "is at another update or schedule than rank",
+    "broadcasts": "where rank",
     "schedules": "all ranks have to make the same calls",
     "no model": "cannot create weak reference to 'dict' object",
 }
@@ -27,7 +28,7 @@ def test_every_rank_hears_at_once(fault: str) -> None:
     assert [report.label for report in reports] == ["raised"] * world
     for report in reports:
         assert FAULTS[fault] in report.values["error"], report
-        assert report.values["seconds"] < 20, report  # the time-out is 30
+        assert report.values["seconds"] < 45, report  # the time-out is 60
 
 
 def test_shards_follow_parameters_that_are_moved() -> None:

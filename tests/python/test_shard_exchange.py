@@ -60,7 +60,7 @@ def test_another_shape_is_refused_on_every_rank_before_a_byte_moves() -> None:
             "`w` is (4096, 1024) float32 on rank 0 and (4095, 1024) float32 on rank 1"
             in (error["error"])
         )
-        assert error["seconds"] < 5
+        assert error["seconds"] < 12  # the time-out is 15 s
         assert error["state"] in (None, "idle")
 
 
@@ -69,7 +69,7 @@ def test_another_plan_is_refused_on_every_rank() -> None:
     assert set(raised) == {0, 1, 2, 3}
     for rank, errors in raised.items():
         assert "another plan than the schedule" in errors[0]["error"]
-        assert errors[0]["seconds"] < 5
+        assert errors[0]["seconds"] < 12
         assert errors[0]["state"] == (None if rank < 2 else "failed")
 
 
@@ -134,7 +134,7 @@ def test_a_rank_out_of_memory_fails_every_rank() -> None:
     raised = failed("memory")
     assert set(raised) == {0, 1, 2, 3}
     for rank, (first, second) in raised.items():
-        assert first["seconds"] < 5, first  # the time-out is 15 s
+        assert first["seconds"] < 12, first  # the time-out is 15 s
         assert rank == 1 or "rank 1: " in first["error"], first
         assert "an earlier exchange of this group failed" in second["error"]
         assert first["state"] == (None if rank < 2 else "failed")
@@ -144,7 +144,7 @@ def test_a_slow_peer_fails_every_rank_within_the_time_out() -> None:
     raised = failed("slow")
     assert set(raised) == {0, 1, 2, 3}
     for rank, errors in raised.items():
-        assert errors[0]["seconds"] < 2.0 + 1.5, errors
+        assert errors[0]["seconds"] < 2.0 + 5, errors
         if rank != 1:
             assert "not all of the 4 ranks came within 2 s" in errors[0]["error"]
         assert errors[0]["state"] == (None if rank < 2 else "failed")
