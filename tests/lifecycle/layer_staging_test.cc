@@ -302,8 +302,8 @@ TEST(LayerStagingReads, ALiveTensorThatComesIsReadAfterTheCopiesThatWait) {
   spec.targets = {{"b", 0, at::kCPU, {}}};
   const auto staging = LayerStaging::Create(plan->traced, plan->targets, spec).value();
   PlanExecutor executor(plan->traced, plan->targets, staging.get());
-  executor.BatchOn(*HostCopyDevice(*plan->targets),
-                   plan->on_device.Get(plan->plan(), *plan->targets, at::kCPU));
+  const CopyDevice host = *HostCopyDevice(*plan->targets);
+  executor.BatchOn(host, plan->on_device.Get(plan->plan(), *plan->targets, host));
   ASSERT_THAT(executor.Begin(), IsOk());
   executor.BeginBatch();
   ASSERT_THAT(executor.Deliver(0, at::full({2}, 3.0)), IsOk());
