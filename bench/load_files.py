@@ -17,9 +17,9 @@ columns, vocabulary cut by rows, experts like the dense layers.
 
 Cold: the page cache holds nothing of the files before (posix_fadvise).  Warm: all of them, read
 from start to end, as who copies or downloads a checkpoint leaves it; reads here and there leave
-small pages, which cost more to map.  Ways take turns, another one first in every round, so that a slow
-spell of the machine, and what the first one pays, hits all; the table shows medians and the ratio
-to load_files.
+small pages, which cost more to map.  Ways take turns, another one first in every round, so that a
+slow spell of the machine, and what the first one pays, hits all; the table shows medians and the
+ratio to load_files.
 """
 
 from __future__ import annotations
