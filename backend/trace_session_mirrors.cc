@@ -59,7 +59,9 @@ void TraceSession::NoteWrite(const at::Tensor& tensor, const std::string& op, bo
 }
 
 void TraceSession::NoteExposure(const at::Tensor& tensor, const std::string& op) {
-  if (IsTraceTensor(tensor) || !tensor.has_storage() || tensor.layout() != at::kStrided) return;
+  if (IsWrapper(tensor) || IsTraceTensor(tensor) || !tensor.has_storage() ||
+      tensor.layout() != at::kStrided)
+    return;
   const c10::Storage& storage = tensor.storage();
   if (storage.device().is_meta()) return;
   {
@@ -80,7 +82,9 @@ void TraceSession::NoteExposure(const at::Tensor& tensor, const std::string& op)
 }
 
 void TraceSession::NoteReshape(const at::Tensor& tensor, const std::string& op) {
-  if (IsTraceTensor(tensor) || !tensor.has_storage() || tensor.layout() != at::kStrided) return;
+  if (IsWrapper(tensor) || IsTraceTensor(tensor) || !tensor.has_storage() ||
+      tensor.layout() != at::kStrided)
+    return;
   const c10::Storage& storage = tensor.storage();
   const ModeOff mode_off;
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -155,8 +155,10 @@ class _Pass:
             self.bindings.put_back(self.tracer)
             self.name_mirrors()
         except BaseException:
-            self.bindings.put_back(self.tracer)
-            self.tracer.abandon_pass()
+            try:
+                self.bindings.put_back(self.tracer)
+            finally:
+                self.tracer.abandon_pass()
             raise
 
     def load(self, load_weights: Callable[[Any], Any], diagnose: bool) -> None:
