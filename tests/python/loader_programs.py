@@ -782,8 +782,10 @@ class Generator:
                 rows = place.shape[0]
                 options += [
                     f"{p}[{self._indices(rows, distinct=True)}] = {x}",
-                    f"{p}[{self._mask(place.shape)}] = {x}[{self._mask(place.shape)}]",
                 ]
+                # Of one element torch checks that it fits.
+                if (source.dtype, place.dtype) != (U8, I8):
+                    options += [f"{p}[{self._mask(place.shape)}] = {x}[{self._mask(place.shape)}]"]
                 if source.dtype == place.dtype:
                     order = self._indices(rows, distinct=True)
                     options += [

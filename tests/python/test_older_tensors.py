@@ -205,6 +205,7 @@ def loader(way: str, end: End, at: str) -> Callable[[Holder, Weights], None]:
     return load
 
 
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("end", ENDS)
 @pytest.mark.parametrize("way", WAYS)
 def test_however_it_is_written_and_however_tracing_ends(way: str, end: str) -> None:
