@@ -172,6 +172,7 @@ def _start() -> None:
     from vllm.model_executor.layers.fused_moe import config as experts
     from vllm.platforms.cpu import CpuPlatform
     from vllm.triton_utils import triton
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     _allow_kernels()
     experts.current_platform = _Claims(experts.current_platform)
@@ -181,6 +182,9 @@ def _start() -> None:
 
     def choose_dense(cls: Any, backend: Any, attn_selector_config: Any, **more: Any) -> Any:
         dense = attn_selector_config._replace(use_sparse=False)
+        if attn_selector_config.use_sparse:
+            # A processor with AMX has another one, which does not take what sparse layers give.
+            backend = AttentionBackendEnum.CPU_MLA
         return choose(cls, backend, attn_selector_config=dense, **more)
 
     CpuPlatform.get_attn_backend_cls = classmethod(choose_dense)
