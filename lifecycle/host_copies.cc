@@ -10,9 +10,7 @@
 #include <thread>
 #include <vector>
 
-#ifdef __SSE2__
-#include <emmintrin.h>
-#endif
+#include "lifecycle/stream_copy.h"
 
 namespace loadplan {
 namespace {
@@ -24,40 +22,6 @@ std::byte* At(std::uint64_t address) {
   return reinterpret_cast<std::byte*>(address);  // NOLINT(performance-no-int-to-ptr)
 }
 
-// memcpy past the caches. Follow with Fence.
-void Stream(std::byte* to, const std::byte* from, std::size_t nbytes) {
-#ifdef __SSE2__
-  constexpr std::size_t kLine = 64;
-  const std::size_t head = (kLine - reinterpret_cast<std::uintptr_t>(to) % kLine) % kLine;
-  if (nbytes >= head + kLine) {
-    std::memcpy(to, from, head);
-    std::size_t at = head;
-    for (; at + kLine <= nbytes; at += kLine) {
-      const auto* const source = reinterpret_cast<const __m128i*>(from + at);
-      auto* const line = reinterpret_cast<__m128i*>(to + at);
-      const __m128i a = _mm_loadu_si128(source);
-      const __m128i b = _mm_loadu_si128(source + 1);
-      const __m128i c = _mm_loadu_si128(source + 2);
-      const __m128i d = _mm_loadu_si128(source + 3);
-      _mm_stream_si128(line, a);
-      _mm_stream_si128(line + 1, b);
-      _mm_stream_si128(line + 2, c);
-      _mm_stream_si128(line + 3, d);
-    }
-    to += at;
-    from += at;
-    nbytes -= at;
-  }
-#endif
-  std::memcpy(to, from, nbytes);
-}
-
-void Fence() {
-#ifdef __SSE2__
-  _mm_sfence();
-#endif
-}
-
 struct Cached {
   static void Copy(std::byte* to, const std::byte* from, std::size_t nbytes) {
     std::memcpy(to, from, nbytes);
@@ -65,7 +29,7 @@ struct Cached {
 };
 struct Streamed {
   static void Copy(std::byte* to, const std::byte* from, std::size_t nbytes) {
-    Stream(to, from, nbytes);
+    StreamBytes(to, from, nbytes);
   }
 };
 template <std::size_t kNbytes>
@@ -225,7 +189,7 @@ void RunCopiesInParallel(const CopyBatch& batch, const HostCopyOptions& options)
       const std::uint32_t first = piece * step;
       CopyTiles(batch, first, std::min(first + step, batch.num_tiles), is_streamed);
     }
-    Fence();
+    StreamFence();
   };
   const auto num_threads = static_cast<std::size_t>(
       std::min({static_cast<std::uint64_t>(std::max(options.max_threads, 1)),

@@ -14,6 +14,10 @@ namespace loadplan {
 // short, it is CopyInLoops.
 LOADPLAN_API void StreamInLoops(const StridedMap& map, std::byte* to, const std::byte* from);
 
+// memcpy past the caches, but for lines that it writes in part. Follow with StreamFence.
+void StreamBytes(std::byte* to, const std::byte* from, std::size_t nbytes);
+void StreamFence();
+
 }  // namespace loadplan
 
 #endif  // LOADPLAN_LIFECYCLE_STREAM_COPY_H_
