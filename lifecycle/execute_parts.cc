@@ -80,12 +80,9 @@ absl::Status PlanExecutor::DeliverPart(std::int32_t entry, const StridedMap& hel
   EntryParts& parts = PartsOf(entry);
   const SourceTensor& source = plan_.sources()[static_cast<std::size_t>(entry)];
   absl::Status status = parts.held.Add(held.ToLayout(), source.nbytes());
+  // What is gathered or kept is read at once.
   if (status.ok()) status = BeforeRead(from);
   if (!status.ok()) return status;
-  // What is gathered or kept is read at once.
-  if (queue_ != nullptr) {
-    if (status = queue_->FlushBeforeRead(from); !status.ok()) return status;
-  }
   const ByteRange range = held.ToSpan();
   const std::optional<Index> shift = ShiftOf(held);
   status = ForEachReader(entry, [&](const WriteItem& item, const PieceRef* piece) -> absl::Status {

@@ -160,14 +160,8 @@ absl::Status ReloadSession::CheckArrival(std::int32_t entry, const at::Tensor& t
 
 absl::Status ReloadSession::EnsureBegun() {
   if (begun_) return absl::OkStatus();
-  absl::Status status =
-      Attempt([&] { return executor_->Begin(); },
-              [](const absl::Status& raised) {
-                return absl::Status(raised.code(),
-                                    absl::StrCat("what the plan takes from before the first write "
-                                                 "could not be kept: ",
-                                                 raised.message()));
-              });
+  absl::Status status = Attempt("what the plan takes from before the first write could not be kept",
+                                [&] { return executor_->Begin(); });
   begun_ = status.ok();
   return status;
 }
