@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "backend/convert.h"
 #include "geometry/at.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/attempt.h"
 
 namespace loadplan {
@@ -252,9 +253,9 @@ absl::Status PlanExecutor::RunProgram(std::int32_t index) {
   absl::Status status = Compute(index, results);
   At(programs_, index).inputs.clear();
   if (!status.ok()) {
-    return absl::InternalError(
-        absl::StrCat("`", At(plan_.programs(), index).op,
-                     "` failed when it was run again: ", std::string(status.message())));
+    return Prefixed(
+        absl::StrCat("`", At(plan_.programs(), index).op, "` failed when it was run again: "),
+        status);
   }
   return UseResults(index, results);
 }

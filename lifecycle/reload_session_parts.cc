@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/arrival.h"
 #include "lifecycle/reload_session.h"
 
@@ -51,8 +52,7 @@ absl::Status ReloadSession::EnsureWritable() {
 }
 
 absl::Status ReloadSession::FailInPart(const absl::Status& status, std::int32_t entry) {
-  return Fail(absl::Status(status.code(), absl::StrCat("`", NameOf(entry), "` in parts: ",
-                                                       std::string(status.message()))));
+  return Fail(Prefixed(absl::StrCat("`", NameOf(entry), "` in parts: "), status));
 }
 
 absl::Status ReloadSession::DeliverPart(std::string_view name, const StridedMap& held,

@@ -18,13 +18,10 @@
 #include "absl/strings/str_join.h"
 #include "backend/convert.h"
 #include "backend/operator_codec.h"
+#include "lifecycle/annotate.h"
 
 namespace loadplan {
 namespace {
-
-absl::Status Prefixed(const std::string& prefix, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat(prefix, std::string(status.message())));
-}
 
 absl::Status CheckExternals(const TracedPlan& traced) {
   if (traced.externals.empty()) return absl::OkStatus();

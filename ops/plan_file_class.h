@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/saved_plan.h"
 #include "loadplan_built_for.h"
 #include "ops/arguments.h"
@@ -67,10 +68,7 @@ class PlanFileClass : public torch::CustomClassHolder {
     now.tag = std::move(tag);
     auto bound =
         BindPlan(std::move(*file_), LiveTargets(std::move(names), std::move(tensors)), now);
-    if (!bound.ok()) {
-      const std::string message(bound.status().message());
-      Raise(absl::Status(bound.status().code(), absl::StrCat("`", path_, "`: ", message)));
-    }
+    if (!bound.ok()) Raise(Prefixed(absl::StrCat("`", path_, "`: "), bound.status()));
     return c10::make_intrusive<LoadPlanClass>(*std::move(bound));
   }
 

@@ -14,6 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "lifecycle/annotate.h"
 #include "transfer/checkpoint_index.h"
 #include "transfer/read_fully.h"
 #include "transfer/safetensors_header.h"
@@ -24,7 +25,7 @@ namespace {
 constexpr const char* kIndexName = "model.safetensors.index.json";
 
 absl::Status InFile(const std::string& path, const absl::Status& status) {
-  return absl::Status(status.code(), absl::StrCat("`", path, "` ", std::string(status.message())));
+  return Prefixed(absl::StrCat("`", path, "` "), status);
 }
 
 std::optional<at::ScalarType> ScalarTypeOf(std::string_view dtype) {
@@ -183,10 +184,7 @@ absl::Status CheckpointFiles::AddFile(const std::string& path) {
   const Index data_start = kSafetensorsPrefix + *nbytes;
   absl::StatusOr<std::vector<SafetensorsEntry>> entries =
       ParseSafetensorsHeader(*json, stamp->nbytes - data_start);
-  if (!entries.ok()) {
-    return absl::Status(entries.status().code(),
-                        absl::StrCat("`", path, "`: ", std::string(entries.status().message())));
-  }
+  if (!entries.ok()) return Prefixed(absl::StrCat("`", path, "`: "), entries.status());
   const auto file = static_cast<std::int32_t>(files_.size());
   files_.push_back({path, *std::move(fd), *stamp});
   for (SafetensorsEntry& entry : *entries) {

@@ -8,6 +8,7 @@
 
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/attempt.h"
 #include "transfer/exchange_run.h"
 #include "transfer/reader_table.h"
@@ -145,11 +146,9 @@ absl::Status ShardExchange::DescribeOwn(std::shared_ptr<const GeometryTable>& he
     absl::StatusOr<std::shared_ptr<const GeometryTable>> table = roles_.shards->Table();
     if (!table.ok()) return table.status();
     if (absl::Status status = roles_.shards->CheckPresent(peers_.rank()); !status.ok()) {
-      return absl::Status(status.code(),
-                          absl::StrCat(std::string(status.message()),
-                                       ". Ranks of shards are those of the group, in which this "
-                                       "process is rank ",
-                                       peers_.rank(), "; `ranks=` renumbers those of a mesh"));
+      return Annotate(status, absl::StrCat(". Ranks of shards are those of the group, in which "
+                                           "this process is rank ",
+                                           peers_.rank(), "; `ranks=` renumbers those of a mesh"));
     }
     held = *std::move(table);
   }

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "geometry/strided_map.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/attempt.h"
 
 namespace loadplan {
@@ -139,12 +140,11 @@ absl::Status ShardExchange::Run::FinishOldest() {
   if (absl::Status status = exchange_.peers_.Wait(item.work, peer); !status.ok()) {
     const std::string& name =
         exchange_.schedule_.names()[static_cast<std::size_t>(message.parts.front().name)];
-    return absl::Status(
-        status.code(),
+    return Prefixed(
         absl::StrCat(item.sends ? absl::StrCat("sending to rank ", message.receiver)
                                 : absl::StrCat("receiving from rank ", message.sender),
-                     ", `", name, "`", message.parts.size() > 1 ? " and others" : "", ": ",
-                     std::string(status.message())));
+                     ", `", name, "`", message.parts.size() > 1 ? " and others" : "", ": "),
+        status);
   }
   exchange_.peers_.NoteProgress();
   in_flight_nbytes_ -= message.nbytes;

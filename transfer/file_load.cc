@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/arrival.h"
 #include "lifecycle/attempt.h"
 #include "transfer/leased_window.h"
@@ -124,8 +125,7 @@ absl::Status FileLoad::CheckTensor(const FileTensor& tensor, std::int32_t* entry
   const SourceTensor& source = plan_->plan().sources()[static_cast<std::size_t>(*found)];
   absl::Status status = CheckDeclaredAs(source, shape, *tensor.dtype);
   if (status.ok()) return status;
-  return absl::Status(status.code(), absl::StrCat("`", files_.path(tensor.file),
-                                                  "`: ", std::string(status.message())));
+  return Prefixed(absl::StrCat("`", files_.path(tensor.file), "`: "), status);
 }
 
 double FileLoad::CachedShareOf(std::int32_t file) const {
@@ -181,8 +181,7 @@ absl::Status FileLoad::Prepare() {
   for (std::size_t i = 0; i < files_.tensors().size(); ++i) {
     if (skipped[i]) continue;
     if (absl::Status status = session_.CheckArriving(files_.tensors()[i].name); !status.ok()) {
-      return absl::Status(status.code(), absl::StrCat("`", files_.path(files_.tensors()[i].file),
-                                                      "`: ", std::string(status.message())));
+      return Prefixed(absl::StrCat("`", files_.path(files_.tensors()[i].file), "`: "), status);
     }
   }
   ChooseBatches(ranges, skipped);
@@ -237,11 +236,9 @@ absl::StatusOr<bool> FileLoad::Advance(double seconds) {
     if (status.ok()) {
       status = Land(first);
     } else {
-      status = absl::Status(status.code(),
-                            absl::StrCat(std::string(status.message()), "; of `",
-                                         TensorAt(first.batch->segments.front().tensor).name,
-                                         "` and what was read "
-                                         "with it nothing counts as landed"));
+      status = Annotate(status,
+                        absl::StrCat("; of `", TensorAt(first.batch->segments.front().tensor).name,
+                                     "` and what was read with it nothing counts as landed"));
     }
     if (!status.ok()) return Fail(status);
     if (first.staging.defined()) buffers_.GiveBack(first.staging);

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "lifecycle/annotate.h"
 
 namespace loadplan {
 namespace {
@@ -46,8 +47,7 @@ std::string AbsentText(std::span<const TableStatement> statements) {
 }
 
 absl::Status WithAbsent(const absl::Status& status, std::span<const TableStatement> statements) {
-  return absl::Status(status.code(),
-                      absl::StrCat(std::string(status.message()), AbsentText(statements)));
+  return Annotate(status, AbsentText(statements));
 }
 
 Box WithInterval(const Box& box, std::size_t dim, Interval interval) {

@@ -13,6 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/attempt.h"
 #include "lifecycle/byte_copy.h"
 
@@ -163,9 +164,9 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::AllGather(
   });
   if (!status.ok()) {
     // Which of the two, a rank that others woke does not know.
-    return absl::Status(status.code(), absl::StrCat("not all of the ", size_, " ranks came within ",
-                                                    Seconds(timeout_), ", or one is gone: ",
-                                                    std::string(status.message())));
+    return Prefixed(absl::StrCat("not all of the ", size_, " ranks came within ", Seconds(timeout_),
+                                 ", or one is gone: "),
+                    status);
   }
   std::vector<std::vector<std::int64_t>> result;
   for (const at::Tensor& output : outputs.front()) {
@@ -212,10 +213,7 @@ absl::StatusOr<std::int64_t> PeerGroup::Add(const std::string& key, std::int64_t
   const auto sum = std::make_shared<std::int64_t>(0);
   absl::Status status =
       store_->Do(timeout_, [=](c10d::Store& store) { *sum = store.add(key, more); });
-  if (!status.ok()) {
-    return absl::Status(status.code(), absl::StrCat("the store of the process group is gone: ",
-                                                    std::string(status.message())));
-  }
+  if (!status.ok()) return Prefixed("the store of the process group is gone: ", status);
   return *sum;
 }
 
@@ -309,9 +307,7 @@ absl::StatusOr<std::string> PeerGroup::Broadcast(const std::string& own, Index n
   const at::Tensor sent = bytes.to(device_);
   absl::Status status = Broadcast(sent, root);
   if (!status.ok()) {
-    return absl::Status(status.code(),
-                        absl::StrCat("rank ", root, " did not describe its tensors: ",
-                                     std::string(status.message())));
+    return Prefixed(absl::StrCat("rank ", root, " did not describe its tensors: "), status);
   }
   bytes = sent.cpu();
   return std::string(static_cast<const char*>(bytes.const_data_ptr()),

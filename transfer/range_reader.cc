@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "lifecycle/annotate.h"
 #include "lifecycle/attempt.h"
 #include "transfer/leased_window.h"
 #include "transfer/read_fully.h"
@@ -207,8 +208,7 @@ absl::Status RangeReader::Read(const ReadJob& job, std::vector<std::byte>& bounc
     nbytes_read_.fetch_add(job.nbytes, std::memory_order_relaxed);
   }
   if (status.ok()) return status;
-  return absl::Status(status.code(),
-                      absl::StrCat("`", *job.path, "` ", std::string(status.message())));
+  return Prefixed(absl::StrCat("`", *job.path, "` "), status);
 }
 
 int RangeReader::DirectFd(const ReadJob& job) {
