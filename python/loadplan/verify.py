@@ -58,7 +58,7 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
     with tempfile.TemporaryFile() as before, tempfile.TemporaryFile() as eager:
         _save(storages, before)
         try:
-            _load_eagerly(targets, pairs())
+            _load_eagerly(targets, _as_declared(targets, plan, pairs()))
             places.keep(targets)  # a loader that moves a tensor goes on: the plan finds it in place
             places.put_back()
             _save(storages, eager)
@@ -95,11 +95,23 @@ def _load_eagerly(targets: Targets, pairs: Pairs) -> None:
     if targets.restore is not None:
         for layer in targets.layers():
             targets.restore(layer)
-    # Loaders may write into what they are given.
-    targets.load_weights((name, tensor.clone()) for name, tensor in pairs)
+    targets.load_weights(pairs)
     if targets.process is not None:
         for layer in targets.layers():
             targets.process(layer)
+
+
+def _as_declared(targets: Targets, plan: LoadPlan, pairs: Pairs) -> Iterator[tuple[str, Tensor]]:
+    """Each tensor anew, since loaders may write into it: contiguous, and where it was declared.
+
+    That is what a plan takes an eager call to get, whatever strides an update sends.
+    """
+    default = next((t.device for t in targets.named().values()), None)
+    device_of = {meta.name: meta.device or default for meta in plan._metas}
+    for name, tensor in pairs:
+        device = device_of.get(name, default)
+        given = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
+        yield name, given.copy_(tensor.detach())
 
 
 def _storages(targets: Targets, plan: LoadPlan) -> list[tuple[tuple[str, ...], Tensor]]:

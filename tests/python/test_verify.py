@@ -78,6 +78,20 @@ def test_old_bytes_come_back_where_the_loader_raises() -> None:
     assert torch.equal(live["a"], torch.arange(8.0))
 
 
+def test_the_loader_gets_contiguous_tensors_whatever_is_sent() -> None:
+    """As in the eager call that a plan stands for: it may look at strides."""
+    live = {"p": torch.zeros(6)}
+
+    def load_weights(weights: Iterable[tuple[str, Tensor]]) -> None:
+        for _, weight in weights:
+            live["p"].copy_(weight.view(6) if weight.is_contiguous() else 7 * weight.reshape(6))
+
+    targets = Targets(live, load_weights)
+    plan = loadplan.plan_loads(targets, [ParamMeta("p", (2, 3), torch.float32)])
+    weights = {"p": torch.arange(6.0).view(3, 2).t().requires_grad_()}
+    assert loadplan.verify(targets, plan, weights) == ()
+
+
 def test_an_iterator_cannot_be_used_twice() -> None:
     live, targets, metas = model()
     plan = loadplan.plan_loads(targets, metas)
