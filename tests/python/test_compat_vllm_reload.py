@@ -269,7 +269,7 @@ def test_support_quantized_model_reload_from_hp_weights() -> None:
     model._do_torchao_reload = True
     places = models.addresses(model)
     for seed in (1, 2):
-        loaded = loader.load_weights(iter(checkpoint(seed).items()), mapper=None)
+        loaded = loader.load_weights(weights=iter(checkpoint(seed).items()), mapper=None)
         assert loaded == set(checkpoint(seed))
         assert model._do_torchao_reload is True
         assert models.different(eager(checkpoint(seed)), model) == []

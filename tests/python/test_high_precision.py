@@ -238,6 +238,11 @@ def test_the_same_call_is_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(planned) == 1
 
 
+def test_a_call_without_weights_is_an_error() -> None:
+    with pytest.raises(TypeError, match="called without weights; give them first"):
+        loadplan.reload_from_high_precision(turned().load_weights)()
+
+
 def test_no_model_is_an_error() -> None:
     load = loadplan.reload_from_high_precision(lambda weights: None)
     with pytest.raises(TypeError, match="found no model in list"):

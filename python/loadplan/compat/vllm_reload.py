@@ -235,11 +235,10 @@ def support_quantized_model_reload_from_hp_weights(
     """
 
     @wraps(original_load_weights)
-    def patched_model_load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def patched_model_load_weights(self: Any, weights: Any, *rest: Any, **kwargs: Any) -> Any:
         model = self.module
         if not getattr(model, "_do_torchao_reload", False):
-            return original_load_weights(self, *args, **kwargs)
-        weights, rest = args[0], args[1:]
+            return original_load_weights(self, weights, *rest, **kwargs)
         initialize_layerwise_reload(model)
         state = _state(model)
         state.whole.is_called(

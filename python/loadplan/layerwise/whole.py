@@ -131,8 +131,10 @@ def reload_from_high_precision(
         rest = args[len(before) :]
         if "weights" in kwargs:
             weights = kwargs.pop("weights")
-        else:
+        elif rest:
             weights, rest = rest[0], rest[1:]
+        else:
+            raise TypeError("the loader was called without weights; give them first, or by name")
         return reload_whole(
             model,
             lambda given: load_weights(*before, given, *rest, **kwargs),
