@@ -19,11 +19,15 @@ namespace {
 
 using copy_tile_internal::CopyPlace;
 using copy_tile_internal::PlaceOf;
+using ::loadplan::testing::AppendCopy;
+using ::loadplan::testing::BatchOf;
+using ::loadplan::testing::ExpectCopied;
 using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::Map;
 using ::loadplan::testing::Memory;
 using ::loadplan::testing::MemoryCopy;
 using ::loadplan::testing::Pairs;
+using ::loadplan::testing::Pick;
 using ::loadplan::testing::RandomDenseSide;
 using ::loadplan::testing::RandomMap;
 using ::loadplan::testing::RandomMemoryCopy;
@@ -189,33 +193,13 @@ void RunRandomBatch(std::mt19937& gen) {
   std::vector<CopyItem> items;
   for (Index n = Uniform(gen, 1, 12); n > 0; --n) {
     copies.push_back(RandomMemoryCopy(gen));
-    const MemoryCopy& copy = copies.back();
-    const std::size_t first = jobs.size();
-    ASSERT_TRUE(AppendCopyJobs(copy.map, copy.to.address(), kAnyNumber, &jobs));
-    for (std::size_t job = first; job < jobs.size(); ++job) {
-      items.push_back({copy.from.address() + static_cast<std::uint64_t>(copy.from_start),
-                       static_cast<std::uint32_t>(job), 0});
-    }
+    AppendCopy(copies.back(), {}, &jobs, &items);
   }
   std::shuffle(items.begin(), items.end(), gen);
   const auto num_planned =
       static_cast<std::size_t>(Uniform(gen, 0, static_cast<Index>(jobs.size())));
-  const std::span<const CopyJob> all(jobs);
-  const std::span<const CopyJob> planned = all.first(num_planned);
-  const std::span<const CopyJob> extra = all.subspan(num_planned);
-  CopyBatch batch;
-  batch.num_tiles = NumberTiles(planned, extra, items);
-  batch.planned = planned.data();
-  batch.extra = extra.data();
-  batch.items = items.data();
-  batch.num_planned = static_cast<std::uint32_t>(planned.size());
-  batch.num_items = static_cast<std::uint32_t>(items.size());
-  RunCopiesOnHost(batch, testing::Pick<std::uint32_t>(gen, {1, 7, 32, 256}));
-  for (const MemoryCopy& copy : copies) {
-    SCOPED_TRACE(ToString(copy.map));
-    const std::vector<std::byte> got(copy.to.data(), copy.to.data() + copy.to.nbytes());
-    ASSERT_EQ(got, copy.want);
-  }
+  RunCopiesOnHost(BatchOf(jobs, items, num_planned), Pick<std::uint32_t>(gen, {1, 7, 32, 256}));
+  for (const MemoryCopy& copy : copies) ExpectCopied(copy);
 }
 
 TEST(CopyBatchPropertyTest, CopiesEveryByteOfEveryJob) { ForEachRandom(1500, RunRandomBatch); }
@@ -239,12 +223,8 @@ TEST(CopyBatchTest, TakesEveryUnitThatTheSourceAllows) {
     ASSERT_TRUE(AppendCopyJobs(Map({}, {0, {}, 40000}, {0, {}, 40000}), to.address(), 1, &jobs));
     std::vector<CopyItem> items = {{from.address() + static_cast<std::uint64_t>(start), 0, 0}};
     EXPECT_EQ(UnitOf(jobs[0], items[0].from), start % 16 == 0 ? 16 : start & -start);
-    CopyBatch batch;
-    batch.num_tiles = NumberTiles({}, jobs, items);
+    const CopyBatch batch = BatchOf(jobs, items);
     EXPECT_EQ(batch.num_tiles, 3U);
-    batch.extra = jobs.data();
-    batch.items = items.data();
-    batch.num_items = 1;
     RunCopiesOnHost(batch, 256);
     EXPECT_TRUE(std::equal(to.data(), to.data() + 40000, from.data() + start));
   }

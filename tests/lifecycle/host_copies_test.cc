@@ -15,6 +15,9 @@
 namespace loadplan {
 namespace {
 
+using ::loadplan::testing::AppendCopy;
+using ::loadplan::testing::BatchOf;
+using ::loadplan::testing::ExpectCopied;
 using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::Map;
 using ::loadplan::testing::Memory;
@@ -23,38 +26,20 @@ using ::loadplan::testing::Pick;
 using ::loadplan::testing::RandomMemoryCopy;
 using ::loadplan::testing::Uniform;
 
-CopyBatch BatchOf(const std::vector<CopyJob>& jobs, std::vector<CopyItem>& items) {
-  CopyBatch batch;
-  batch.planned = jobs.data();
-  batch.num_planned = static_cast<std::uint32_t>(jobs.size());
-  batch.items = items.data();
-  batch.num_items = static_cast<std::uint32_t>(items.size());
-  batch.num_tiles = NumberTiles(jobs, {}, items);
-  return batch;
-}
-
 void RunRandomBatch(std::mt19937& gen) {
   std::vector<MemoryCopy> copies;
   std::vector<CopyJob> jobs;
   std::vector<CopyItem> items;
   for (Index i = Uniform(gen, 0, 6); i-- > 0;) {
     copies.push_back(RandomMemoryCopy(gen));
-    const MemoryCopy& copy = copies.back();
-    const auto first = static_cast<std::uint32_t>(jobs.size());
-    ASSERT_TRUE(AppendCopyJobs(copy.map, copy.to.address(), 1U << 20, &jobs));
-    const std::uint64_t from = copy.from.address() + static_cast<std::uint64_t>(copy.from_start);
-    for (std::uint32_t job = first; job < jobs.size(); ++job) items.push_back({from, job, 0});
+    AppendCopy(copies.back(), {}, &jobs, &items);
   }
-  RunCopiesInParallel(BatchOf(jobs, items),
+  RunCopiesInParallel(BatchOf(jobs, items, jobs.size()),
                       {.max_threads = Pick<int>(gen, {1, 2, 5}),
                        .thread_nbytes = Pick<std::uint64_t>(gen, {1, 4096}),
                        .stream_nbytes = Pick<std::uint64_t>(gen, {0, 1 << 30}),
                        .tiles_at_a_time = Pick<std::uint32_t>(gen, {1, 3, 32})});
-  for (const MemoryCopy& copy : copies) {
-    SCOPED_TRACE(ToString(copy.map));
-    const std::vector<std::byte> got(copy.to.data(), copy.to.data() + copy.to.nbytes());
-    ASSERT_EQ(got, copy.want);
-  }
+  for (const MemoryCopy& copy : copies) ExpectCopied(copy);
 }
 
 TEST(HostCopiesPropertyTest, CopyEveryByteOfEveryJob) { ForEachRandom(1000, RunRandomBatch); }

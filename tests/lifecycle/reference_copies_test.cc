@@ -24,6 +24,9 @@ namespace {
 
 using copy_tile_internal::CopyPlace;
 using copy_tile_internal::PlaceOf;
+using ::loadplan::testing::AppendCopy;
+using ::loadplan::testing::BatchOf;
+using ::loadplan::testing::ExpectCopied;
 using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::Memory;
 using ::loadplan::testing::MemoryCopy;
@@ -116,12 +119,7 @@ at::Tensor CastByReference(const at::Tensor& values, at::ScalarType to) {
   EXPECT_TRUE(AppendCopyJobs(map, reinterpret_cast<std::uint64_t>(got.mutable_data_ptr()), 1, &jobs,
                              Cast(values.scalar_type(), to)));
   std::vector<CopyItem> items = {{reinterpret_cast<std::uint64_t>(values.const_data_ptr()), 0, 0}};
-  CopyBatch batch;
-  batch.num_tiles = NumberTiles({}, jobs, items);
-  batch.extra = jobs.data();
-  batch.items = items.data();
-  batch.num_items = 1;
-  RunReferenceCopies(batch, 256);
+  RunReferenceCopies(BatchOf(jobs, items), 256);
   return got;
 }
 
@@ -231,26 +229,18 @@ void RunRandomBatch(std::mt19937& gen) {
     }
     const auto& [copy, cast] = copies.back();
     SCOPED_TRACE(ToString(copy.map));
-    const std::size_t first = jobs.size();
-    ASSERT_TRUE(AppendCopyJobs(copy.map, copy.to.address(), 1U << 20, &jobs, cast));
-    const std::uint64_t from = copy.from.address() + static_cast<std::uint64_t>(copy.from_start);
-    for (std::size_t job = first; job < jobs.size(); ++job) {
-      items.push_back({from, static_cast<std::uint32_t>(job), 0});
-      if (cast.is_none()) continue;
-      ExpectAligned(jobs[job], from, copy.map.to().itemsize, copy.map.from().itemsize);
+    const std::size_t first = items.size();
+    AppendCopy(copy, cast, &jobs, &items);
+    for (std::size_t i = first; !cast.is_none() && i < items.size(); ++i) {
+      ExpectAligned(jobs[items[i].job], items[i].from, copy.map.to().itemsize,
+                    copy.map.from().itemsize);
     }
   }
   std::shuffle(items.begin(), items.end(), gen);
-  CopyBatch batch;
-  batch.num_tiles = NumberTiles({}, jobs, items);
-  batch.extra = jobs.data();
-  batch.items = items.data();
-  batch.num_items = static_cast<std::uint32_t>(items.size());
-  RunReferenceCopies(batch, Pick<std::uint32_t>(gen, {1, 7, 32, 256}));
+  RunReferenceCopies(BatchOf(jobs, items), Pick<std::uint32_t>(gen, {1, 7, 32, 256}));
   for (const auto& [copy, cast] : copies) {
-    SCOPED_TRACE(absl::StrCat(ToString(copy.map), " of ", cast.from, " to ", cast.to));
-    const std::vector<std::byte> got(copy.to.data(), copy.to.data() + copy.to.nbytes());
-    ASSERT_EQ(got, copy.want);
+    SCOPED_TRACE(absl::StrCat("from ", cast.from, " to ", cast.to));
+    ExpectCopied(copy);
   }
 }
 

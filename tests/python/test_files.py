@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import loader_programs
 import pytest
@@ -196,101 +197,94 @@ def test_files_and_buckets_leave_what_the_loader_leaves() -> None:
 
 # ------------------------------------------------------------------ one rank of several
 HIDDEN, RANK, RANKS = 1024, 3, 8
+PART = HIDDEN // RANKS
 
 
-def sharded() -> tuple[dict[str, Tensor], Callable[[dict[str, Tensor], Weights], None]]:
-    """Names of a layer, and the loader of rank 3 of 8: q by rows, o by columns, a whole norm."""
-    names = {
-        "q": random_bytes((HIDDEN, HIDDEN), BF16, 1),
-        "o": random_bytes((HIDDEN, HIDDEN), BF16, 2),
-        "norm": random_bytes((HIDDEN,), BF16, 3),
-        "other": random_bytes((HIDDEN, HIDDEN), BF16, 4),
-    }
-    size = HIDDEN // RANKS
+class Sharded:
+    """A layer in a file, and rank 3 of 8: q by rows, o by columns, a whole norm, nothing of other.
 
+    ``expected`` is what its loader leaves of the file, ``live`` what an update writes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "model.safetensors"
+        self.checkpoint = {
+            "q": random_bytes((HIDDEN, HIDDEN), BF16, 1),
+            "o": random_bytes((HIDDEN, HIDDEN), BF16, 2),
+            "norm": random_bytes((HIDDEN,), BF16, 3),
+            "other": random_bytes((HIDDEN, HIDDEN), BF16, 4),
+        }
+        save_file(self.checkpoint, self.file)
+        self.expected, self.live = self.zeros(), self.zeros()
+        self.load(self.expected, self.checkpoint.items())
+        self.targets = Targets(self.live, lambda weights: self.load(self.live, weights))
+        self.plan = loadplan.plan_loads(self.targets, loadplan.metadata(self.file))
+
+    @staticmethod
+    def zeros() -> dict[str, Tensor]:
+        return {
+            "q": torch.zeros(PART, HIDDEN, dtype=BF16),
+            "o": torch.zeros(HIDDEN, PART, dtype=BF16),
+            "norm": torch.zeros(HIDDEN, dtype=BF16),
+        }
+
+    @staticmethod
     def load(live: dict[str, Tensor], weights: Weights) -> None:
         for name, weight in weights:
             if name == "q":
-                live["q"].copy_(weight.narrow(0, RANK * size, size))
+                live["q"].copy_(weight.narrow(0, RANK * PART, PART))
             elif name == "o":
-                live["o"].copy_(weight.narrow(1, RANK * size, size))
+                live["o"].copy_(weight.narrow(1, RANK * PART, PART))
             elif name == "norm":
                 live["norm"].copy_(weight)
 
-    return names, load
+    def load_files(self, **options: Any) -> FileStats:
+        """An active reload's, over zeros."""
+        for tensor in self.live.values():
+            tensor.zero_()
+        loadplan.start_reload(self.targets)
+        return loadplan.load_files(self.targets, self.plan, self.file, **options)
 
-
-def sharded_targets() -> dict[str, Tensor]:
-    size = HIDDEN // RANKS
-    return {
-        "q": torch.zeros(size, HIDDEN, dtype=BF16),
-        "o": torch.zeros(HIDDEN, size, dtype=BF16),
-        "norm": torch.zeros(HIDDEN, dtype=BF16),
-    }
+    def check(self) -> None:
+        for name, tensor in self.expected.items():
+            assert torch.equal(bytes_of(self.live[name]), bytes_of(tensor)), name
 
 
 def test_a_rank_reads_its_ranges_and_no_more(tmp_path: Path) -> None:
-    checkpoint, load = sharded()
-    file = tmp_path / "model.safetensors"
-    save_file(checkpoint, file)
-    expected = sharded_targets()
-    load(expected, checkpoint.items())
-    live = sharded_targets()
-    targets = Targets(live, lambda weights: load(live, weights))
-    plan = loadplan.plan_loads(targets, loadplan.metadata(tmp_path))
+    rank = Sharded(tmp_path)
     seen: list[FileStats] = []
-    loadplan.start_reload(targets)
-    stats = loadplan.load_files(targets, plan, tmp_path, gap_bytes=512, progress=seen.append)
-    receipt = loadplan.finish_reload(targets)
-    for name, tensor in expected.items():
-        assert torch.equal(bytes_of(live[name]), bytes_of(tensor)), name
+    stats = rank.load_files(gap_bytes=512, progress=seen.append)
+    receipt = loadplan.finish_reload(rank.targets)
+    rank.check()
     needed = 2 * HIDDEN * HIDDEN * 2 // RANKS + HIDDEN * 2
     assert stats.needed_nbytes == needed == receipt.nbytes
     assert needed <= stats.read_nbytes <= needed + 1024  # `norm` and `q` may be read together
     assert stats.names == stats.names_done == 4
     assert stats.in_place_nbytes == HIDDEN * HIDDEN * 2 // RANKS  # `q`
-    assert set(receipt.names) == set(checkpoint)
+    assert set(receipt.names) == set(rank.checkpoint)
     assert seen[-1].names_done == 4
     assert stats.seconds > 0
     assert stats.bytes_per_second > 0
 
 
 def test_gaps_are_read_along_where_that_is_cheaper(tmp_path: Path) -> None:
-    checkpoint, load = sharded()
-    file = tmp_path / "model.safetensors"
-    save_file({"o": checkpoint["o"]}, file)
-    live = sharded_targets()
-    targets = Targets(live, lambda weights: load(live, weights))
-    plan = loadplan.plan_loads(targets, loadplan.metadata(file))
-    update(targets, plan, lambda: loadplan.load_files(targets, plan, file, gap_bytes=0))
-    loadplan.start_reload(targets)
-    stats = loadplan.load_files(targets, plan, file, gap_bytes=1 << 20)
-    loadplan.finish_reload(targets)
-    assert stats.read_nbytes > 7 * stats.needed_nbytes
-    assert torch.equal(
-        bytes_of(live["o"]), bytes_of(checkpoint["o"].narrow(1, RANK * 128, 128).contiguous())
-    )
+    rank = Sharded(tmp_path)
+    read = []
+    for gap_bytes in (0, 1 << 20):
+        read.append(rank.load_files(gap_bytes=gap_bytes).read_nbytes)
+        loadplan.finish_reload(rank.targets)
+        rank.check()
+    assert read[1] > 4 * read[0]  # all of `o`
 
 
 def test_columns_of_mapped_files_and_of_files_that_are_open_for_writing(tmp_path: Path) -> None:
-    checkpoint, load = sharded()
-    file = tmp_path / "model.safetensors"
-    save_file(checkpoint, file)
-    expected = sharded_targets()
-    load(expected, checkpoint.items())
-    live = sharded_targets()
-    targets = Targets(live, lambda weights: load(live, weights))
-    plan = loadplan.plan_loads(targets, loadplan.metadata(tmp_path))
+    rank = Sharded(tmp_path)
     read = []
     for mode in ("rb", "r+b"):  # with the second nobody can be kept from writing: it is read
-        for tensor in live.values():
-            tensor.zero_()
-        with file.open(mode):
-            loadplan.start_reload(targets)
-            stats = loadplan.load_files(targets, plan, file)
-            loadplan.finish_reload(targets)
-        for name, tensor in expected.items():
-            assert torch.equal(bytes_of(live[name]), bytes_of(tensor)), name
+        with rank.file.open(mode):
+            stats = rank.load_files()
+            loadplan.finish_reload(rank.targets)
+        rank.check()
         assert stats.planned_nbytes >= stats.needed_nbytes
         read.append(stats.read_nbytes)
     assert read[1] >= read[0] >= stats.needed_nbytes
@@ -310,33 +304,22 @@ for i in itertools.count():
 
 
 def test_another_process_that_cuts_a_file_short_ends_no_load_by_a_signal(tmp_path: Path) -> None:
-    checkpoint, load = sharded()
-    file = tmp_path / "model.safetensors"
-    save_file(checkpoint, file)
-    expected = sharded_targets()
-    load(expected, checkpoint.items())
-    live = sharded_targets()
-    targets = Targets(live, lambda weights: load(live, weights))
-    plan = loadplan.plan_loads(targets, loadplan.metadata(file))
-    other = subprocess.Popen([sys.executable, "-c", CUTS_SHORT, str(file)])
+    rank = Sharded(tmp_path)
+    other = subprocess.Popen([sys.executable, "-c", CUTS_SHORT, str(rank.file)])
     failed = 0
     try:
         stop = time.monotonic() + 3
         while time.monotonic() < stop:
-            for tensor in live.values():
-                tensor.zero_()
-            loadplan.start_reload(targets)
             try:
-                loadplan.load_files(targets, plan, file)
+                rank.load_files()
             except (RuntimeError, ValueError) as error:
                 failed += 1
-                assert str(file) in str(error), error
-                if loadplan.state(targets).state == "active":
-                    loadplan.abort_reload(targets)
+                assert str(rank.file) in str(error), error
+                if loadplan.state(rank.targets).state == "active":
+                    loadplan.abort_reload(rank.targets)
                 continue
-            loadplan.finish_reload(targets)
-            for name, tensor in expected.items():
-                assert torch.equal(bytes_of(live[name]), bytes_of(tensor)), name
+            loadplan.finish_reload(rank.targets)
+            rank.check()
     finally:
         other.kill()
         other.wait()

@@ -7,9 +7,12 @@
 #include <cstdint>
 #include <memory>
 #include <random>
+#include <span>
 #include <vector>
 
+#include "geometry/copy_jobs.h"
 #include "geometry/strided_map.h"
+#include "gtest/gtest.h"
 #include "tests/testing/oracle.h"
 #include "tests/testing/random_geometry.h"
 
@@ -75,6 +78,37 @@ inline MemoryCopy RandomMemoryCopy(std::mt19937& gen) {
     copy.want[static_cast<std::size_t>(to_byte)] = copy.from.data()[from_start + from_byte];
   }
   return copy;
+}
+
+// Jobs of `copy` behind `jobs`, and an item for each behind `items`.
+inline void AppendCopy(const MemoryCopy& copy, CopyCast cast, std::vector<CopyJob>* jobs,
+                       std::vector<CopyItem>* items) {
+  auto job = static_cast<std::uint32_t>(jobs->size());
+  ASSERT_TRUE(AppendCopyJobs(copy.map, copy.to.address(), 1U << 20, jobs, cast));
+  const std::uint64_t from = copy.from.address() + static_cast<std::uint64_t>(copy.from_start);
+  for (; job < jobs->size(); ++job) items->push_back({from, job, 0});
+}
+
+// `items` are of `jobs`, the first `num_planned` of which are those of a plan. Both must outlive
+// it.
+inline CopyBatch BatchOf(std::span<const CopyJob> jobs, std::span<CopyItem> items,
+                         std::size_t num_planned = 0) {
+  const std::span<const CopyJob> planned = jobs.first(num_planned);
+  const std::span<const CopyJob> extra = jobs.subspan(num_planned);
+  CopyBatch batch;
+  batch.num_tiles = NumberTiles(planned, extra, items);
+  batch.planned = planned.data();
+  batch.extra = extra.data();
+  batch.items = items.data();
+  batch.num_planned = static_cast<std::uint32_t>(planned.size());
+  batch.num_items = static_cast<std::uint32_t>(items.size());
+  return batch;
+}
+
+inline void ExpectCopied(const MemoryCopy& copy) {
+  SCOPED_TRACE(ToString(copy.map));
+  const std::vector<std::byte> got(copy.to.data(), copy.to.data() + copy.to.nbytes());
+  ASSERT_EQ(got, copy.want);
 }
 
 // A map of a cast between items of these sizes, each at a multiple of its size.
