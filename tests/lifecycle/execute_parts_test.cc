@@ -235,6 +235,25 @@ TEST_F(DeliverPartTest, GivesThePlacesOfAPartWithGaps) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("came in two parts")));
 }
 
+TEST(DeliverPartPlacesTest, AreLikelyWhereNothingIsCastNorWaitsForADevice) {
+  LiveLog log;
+  const View w = log.Target("w", {4}, kBFloat16);
+  const View v = log.Target("v", {4}, kFloat32);
+  const View plain = log.Source("plain", {4}, kFloat32);
+  const View both = log.Source("both", {4}, kFloat32);
+  log.Source("unused", {4}, kFloat32);
+  log.Copy(w, both);
+  log.Copy(v, log.Multiply(plain, both));
+  const auto bound = log.Bind().value();
+  PlanExecutor executor(bound->traced, bound->targets);
+  EXPECT_TRUE(executor.HasPlaces(0));  // what an operator reads
+  EXPECT_FALSE(executor.HasPlaces(1));
+  EXPECT_TRUE(executor.HasPlaces(2));
+  const CopyDevice device{&ReferenceCopyEngine(), at::kCPU};
+  executor.BatchOn(device, bound->on_device.Get(bound->plan(), *bound->targets, device));
+  EXPECT_FALSE(executor.HasPlaces(0));
+}
+
 // NaNs keep their bits by the layout that a cast sees: parts must not change it.
 TEST(DeliverPartCastTest, ConvertsNansAsTheWholeTensorWould) {
   std::mt19937 gen(7);

@@ -103,6 +103,8 @@ TEST_F(ReloadSessionPartsTest, TakesAPartThatWasWrittenToItsPlaces) {
   ASSERT_THAT(Begin("x", 4), IsOk());
   const auto places = session_->PlacesOf("x", RunMap(0, 16));
   ASSERT_THAT(places, IsOk());
+  EXPECT_EQ(session_->HasPlaces("x"), places->has_value());
+  EXPECT_FALSE(session_->HasPlaces("no such name"));
   if (const char* const batch = std::getenv("LOADPLAN_CUDA_BATCH");
       batch != nullptr && *batch != 0) {
     EXPECT_FALSE(places->has_value());
@@ -160,9 +162,12 @@ TEST_F(ReloadSessionPartsTest, ReadsLiveTensorsInTheirTurn) {
 }
 
 TEST_F(ReloadSessionPartsTest, AnAtomicUpdateGivesNoPlaces) {
+  Plan(/*with_fallbacks=*/true);
   ASSERT_THAT(session_->Abort(), IsOk());
   ASSERT_THAT(session_->Start({.atomic = true}), IsOk());
   ASSERT_THAT(session_->Begin(plan_, log_->live()), IsOk());
+  EXPECT_FALSE(session_->HasPlaces("x"));
+  EXPECT_TRUE(session_->HasPlaces("f"));  // not in a target yet
   ASSERT_THAT(Begin("x", 4), IsOk());
   const auto places = session_->PlacesOf("x", RunMap(0, 16));
   ASSERT_THAT(places, IsOk());

@@ -1,6 +1,8 @@
 #include "transfer/leased_window.h"
 
 #include <fcntl.h>
+#include <linux/capability.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -90,6 +92,30 @@ TEST_F(LeasedWindowTest, IsRefusedWhileAnyoneMayWrite) {
     EXPECT_FALSE(Open({0, 10}).has_value());
     EXPECT_FALSE(LeasedWindow::IsPossible(fd_.get()));
   }
+  EXPECT_TRUE(Open({0, 10}).has_value());
+}
+
+// Of this thread alone.
+bool GiveUpLeaseCapability() {
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3];
+  if (syscall(SYS_capget, &header, data) != 0) return false;
+  data[0].effective &= ~(1U << CAP_LEASE);
+  return syscall(SYS_capset, &header, data) == 0;
+}
+
+// It is read then, as by any process that is not root.
+TEST_F(LeasedWindowTest, IsRefusedForAFileOfAnotherUser) {
+  if (chown(path_.c_str(), getuid() + 1, static_cast<gid_t>(-1)) != 0) {
+    GTEST_SKIP() << "only root can give a file away";
+  }
+  ASSERT_TRUE(Open({0, 10}).has_value());
+  std::thread([this] {
+    ASSERT_TRUE(GiveUpLeaseCapability());
+    EXPECT_FALSE(Open({0, 10}).has_value());
+    EXPECT_FALSE(LeasedWindow::IsPossible(fd_.get()));
+    EXPECT_EQ(NumHeld(), 1U);
+  }).join();
   EXPECT_TRUE(Open({0, 10}).has_value());
 }
 

@@ -168,15 +168,18 @@ def compare(
     outcome.kinds = Counter(entry.kind for entry in plan.entries.values())
     wrong = differences(before, live_bytes(model))
     outcome.faults += [f"tracing changed a live byte: {text}" for text in wrong]
+    must, fell = MUST_FALL_BACK.get(case, {}), set()
     for entry in plan.entries.values():
         if entry.reason:
             outcome.reasons[f"{entry.kind}: {fold(entry.reason)}"] += 1
         if entry.kind == "fallback":
-            wanted = MUST_FALL_BACK.get(case, {}).get(fold(entry.name))
+            fell.add(fold(entry.name))
+            wanted = must.get(fold(entry.name))
             if entry.reason.endswith(OVERLAP):
                 continue
             if wanted is None or wanted not in entry.reason:
                 outcome.faults.append(f"`{entry.name}` falls back: {entry.reason}")
+    outcome.faults += [f"`{name}` falls back no more: say so" for name in must.keys() - fell]
 
     for seed in (1, 2):
         update(targets, plan, cases.weights(case, metas, seed))
