@@ -45,6 +45,7 @@ class FileStats:
 
     @property
     def bytes_per_second(self) -> float:
+        """Of what has been asked of the files; 0 before any time has passed."""
         return self.read_nbytes / self.seconds if self.seconds > 0 else 0.0
 
 
@@ -180,8 +181,9 @@ def load_bucket(
 
     ``metas`` says where they lie: ``(name, shape, dtype, offset in bytes)`` each, or
     ``{name: (shape, dtype, offset)}``.  Bytes go from the buffer to their places, once.  Every item
-    is checked before a byte is written.  The buffer may be used again when the call returns; one on
-    a GPU on the same stream, or when the event that is returned has fired.
+    is checked before a byte is written: ValueError, which fails the reload, for one that reaches
+    over the buffer's end, comes twice or was declared otherwise.  The buffer may be used again when
+    the call returns; one on a GPU on the same stream, or when the event that is returned has fired.
     """
     session = session_of(model)
     items = metas.items() if isinstance(metas, Mapping) else metas

@@ -61,10 +61,11 @@ class ParallelLayout:
 
     @property
     def num_ranks(self) -> int:
+        """Of the trainer; ranks are counted from 0."""
         return self.tp * self.dp * self.pp
 
     def pieces(self, meta: ParamMeta) -> list[tuple[int, Box]]:
-        """(rank, box) of every shard of a tensor."""
+        """(rank, box) of every shard of a tensor; ValueError where it cannot be cut evenly."""
         whole: Box = tuple((0, extent) for extent in meta.shape)
         first = self._stage(meta.name) * self.tp * self.dp
         expert = self._number(self.expert, meta.name)

@@ -129,6 +129,7 @@ class LoadPlan:
 
     @property
     def overlaps(self) -> tuple[Overlap, ...]:
+        """Names that write the same bytes, two by two, whatever `plan_loads` made of them."""
         numbers, targets = self._handle.overlaps()
         return tuple(
             Overlap(self._metas[first].name, self._metas[second].name, target, nbytes)
@@ -143,15 +144,19 @@ class LoadPlan:
         return bool(self._fallbacks)
 
     def get_boxes(self, name: str) -> tuple[Box, ...] | None:
-        """The parts of the checkpoint tensor to send; None: this rank needs nothing of it."""
+        """The parts of the checkpoint tensor to send, in elements; None: this rank needs nothing.
+
+        One box, the whole tensor, where `get_dest` is None.  KeyError: it was not declared.
+        """
         boxes = self._handle.boxes(self._position(name))
         return None if boxes is None else _boxes(boxes)
 
     def get_dest(self, name: str) -> list[tuple[Box, Tensor]] | None:
         """Pairs for which ``dest.copy_(full[box].reshape(dest.shape))`` is what the loader does.
 
-        Empty: this rank needs nothing.  None: give the whole tensor to `load_planned`.  Write only
-        between `start_reload` and `finish_reload`.
+        A destination has the checkpoint's dtype: raw bytes may be received into it.  Empty: this
+        rank needs nothing.  None: give the whole tensor to `load_planned`.  Write only between
+        `start_reload` and `finish_reload`.  KeyError: the name was not declared.
         """
         dest = self._handle.dest(self._position(name))
         if dest is None:
@@ -162,7 +167,10 @@ class LoadPlan:
         return list(zip(_boxes(dest[0]), dest[1], strict=True))
 
     def delivered(self, name: str) -> None:
-        """Reports that an engine has written ``name`` through `get_dest`, in an active reload."""
+        """Reports that an engine has written ``name`` through `get_dest`, in an active reload.
+
+        ValueError, which fails the reload, for a name that came before or has no destination.
+        """
         self._position(name)
         session = self._session()
         if session is None:

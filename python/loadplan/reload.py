@@ -147,6 +147,11 @@ def load_planned(
 
     Of a list, a tuple or a dict the names that go through the loader come first: what only the
     loader can say fails before other names have landed.
+
+    The first call refuses, with the reload still active and nothing written, a target that has
+    moved or changed, a changed premise or placement, an uncovered ``required`` target
+    (RuntimeError).  A name that is undeclared, comes twice or has another shape or dtype writes
+    nothing and fails the reload (ValueError).
     """
     session = session_of(model)
     call = "load_planned"
@@ -211,8 +216,8 @@ def _check_item(name: object, tensor: object) -> None:
 def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Receipt:
     """Ends the update: checks that it is complete, sets the constants, returns a receipt.
 
-    Raises, with the reload still active, when something planned did not arrive.  ``partial`` lists
-    the names of a selective update.
+    RuntimeError, with the reload still active, when something planned did not arrive.  ``partial``
+    lists the names of a selective update: these and no others.
     """
     if isinstance(partial, str):
         raise TypeError(f"`partial` is the string {partial!r}; expected a list of names")
@@ -240,7 +245,7 @@ def abort_reload(model: Model) -> None:
     """Gives the update up.
 
     Before its first write, and where it is atomic, the model is idle again and holds its old
-    bytes; else it has failed.
+    bytes; else it has failed.  RuntimeError where no reload is active.
     """
     session = session_of(model)
     with step(session, "abort_reload"):

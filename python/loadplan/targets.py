@@ -49,6 +49,7 @@ class Targets:
 
     @property
     def load_weights(self) -> LoadWeights:
+        """The loader that was given, else the model's own; TypeError where there is none."""
         loader = self._load_weights
         if loader is None:
             loader = getattr(self.targets, "load_weights", None)

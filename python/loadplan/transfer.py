@@ -73,15 +73,18 @@ class Traffic:
 
     @property
     def sent(self) -> tuple[int, ...]:
+        """By each rank, to others."""
         return tuple(sum(row) - row[rank] for rank, row in enumerate(self.links))
 
     @property
     def received(self) -> tuple[int, ...]:
+        """By each rank, from others."""
         columns = zip(*self.links, strict=True)
         return tuple(sum(column) - column[rank] for rank, column in enumerate(columns))
 
     @property
     def total(self) -> int:
+        """What crosses between ranks."""
         return sum(self.sent)
 
 
@@ -112,6 +115,7 @@ class ShardSchedule:
 
     @property
     def traffic(self) -> Traffic:
+        """Bytes of each update, between all ranks."""
         ranks, links, sums = self._handle.traffic()
         rows = [tuple(links[i : i + ranks]) for i in range(0, ranks * ranks, ranks)]
         return Traffic(tuple(rows), *sums)

@@ -43,7 +43,10 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
     put back, also where the loader or the plan raises.  Old and eager bytes lie in temporary
     files, so that memory is needed for two copies of the largest storage, not of the model.
 
-    ``weights`` is used twice: a mapping, a list of pairs, or a function that gives pairs.
+    ``weights`` is used twice: a mapping, a list of pairs, or a function that gives pairs.  The
+    loader gets each contiguous, on the device for which it was declared.
+
+    Raises what the loader or the update raises, RuntimeError for a model that is not idle.
     """
     targets = as_targets(model)
     if reload_mode() != "direct":
