@@ -29,10 +29,13 @@ std::string LibraryPath() {
 
 using Range = std::pair<std::uint64_t, std::uint64_t>;
 
-Range RangeOf(const at::Tensor& tensor) {
-  // Not data(): only this call separates a storage that shares its memory copy-on-write.
-  const auto start = reinterpret_cast<std::uint64_t>(tensor.storage().mutable_data());
-  return {start, start + tensor.storage().nbytes()};
+Range RangeOf(const at::Tensor& tensor, bool is_written) {
+  // Only mutable_data() separates a storage that shares its memory copy-on-write; what nobody
+  // writes may go on sharing it.
+  const c10::Storage& storage = tensor.storage();
+  const void* const data = is_written ? storage.mutable_data() : storage.data();
+  const auto start = reinterpret_cast<std::uint64_t>(data);
+  return {start, start + storage.nbytes()};
 }
 
 }  // namespace
@@ -95,13 +98,16 @@ absl::StatusOr<std::optional<CopyDevice>> ChooseCopyDevice(const TargetSet& targ
 
 std::shared_ptr<DevicePlan> DevicePlanCache::Get(const LoadPlan& plan, const TargetSet& targets,
                                                  const CopyDevice& device) {
-  std::vector<std::uint64_t> addresses(targets.storages().size(), 0);
+  std::vector<bool> is_written(targets.storages().size(), false);
+  for (const WriteItem& item : plan.writes())
+    is_written[static_cast<std::size_t>(item.target)] = true;
+  std::vector<std::uint64_t> addresses(is_written.size(), 0);
   std::vector<std::pair<Range, std::size_t>> ranges;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
     const at::Tensor& tensor = targets.storages()[i];
     if (tensor.device() != device.device || tensor.storage().nbytes() == 0) continue;
-    ranges.emplace_back(RangeOf(tensor), i);
-    addresses[i] = ranges.back().first.first;
+    ranges.emplace_back(RangeOf(tensor, is_written[i]), i);
+    if (is_written[i]) addresses[i] = ranges.back().first.first;
   }
   std::ranges::sort(ranges);
   std::vector<Range> merged;

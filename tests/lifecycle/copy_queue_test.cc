@@ -329,7 +329,7 @@ TEST_F(CopyQueueTest, LeavesStoragesOverOneMemoryToCopy) {
   };
   const auto targets =
       TargetSet::Create({{"a", alias(0, 8)}, {"b", alias(4, 4)}, {"c", alias(8, 4)}});
-  Make(1);
+  Make(3);
   DevicePlanCache cache;
   const CopyDevice device{&ReferenceCopyEngine()};
   const auto plan = cache.Get(bound_->plan(), *targets, device);
@@ -338,6 +338,22 @@ TEST_F(CopyQueueTest, LeavesStoragesOverOneMemoryToCopy) {
   EXPECT_EQ(plan->ranges.size(), 2U);
   // The same targets, the same plan.
   EXPECT_EQ(cache.Get(bound_->plan(), *targets, device), plan);
+}
+
+TEST_F(CopyQueueTest, SeparatesOnlyTheMemoryThatThePlanWrites) {
+  const at::Tensor original = at::zeros({6});
+  const at::Tensor written = at::_lazy_clone(original);
+  const at::Tensor other = at::_lazy_clone(original);
+  const auto targets = TargetSet::Create({{"w0", written}, {"other", other}});
+  Make(1);
+  DevicePlanCache cache;
+  const auto plan = cache.Get(bound_->plan(), *targets, CopyDevice{&ReferenceCopyEngine()});
+  const auto address_of = [](const at::Tensor& tensor) {
+    return reinterpret_cast<std::uint64_t>(tensor.const_data_ptr());
+  };
+  EXPECT_THAT(plan->copies.addresses(), ::testing::ElementsAre(address_of(written), 0U));
+  EXPECT_NE(address_of(written), address_of(original));
+  EXPECT_EQ(address_of(other), address_of(original));
 }
 
 TEST_F(CopyQueueTest, IsAskedForByAVariable) {
