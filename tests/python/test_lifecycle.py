@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import loadplan
 from loadplan import Targets
+from loadplan._places import Places
 
 
 # ------------------------------------------------------------------ faults at each step
@@ -601,3 +602,15 @@ def test_a_call_ends_whatever_fails_around_it(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(RuntimeError, match="Injected: after the call"):
         loadplan.load_planned(targets, plan, [("f", torch.ones(4))])
     assert loadplan.state(targets).state == "failed"
+
+
+def test_a_moved_target_stays_away_where_another_shares_an_element_with_it() -> None:
+    """The old place of that element holds the value of the other one."""
+    base = torch.arange(5.0)
+    live = {"a": base[:3], "b": base[2:]}
+    targets = Targets(live)
+    places = Places(targets)
+    live["a"].data = torch.full((3,), 9.0)
+    places.keep(targets)
+    assert base.tolist() == [0, 1, 2, 3, 4]
+    assert live["a"].tolist() == [9, 9, 9]

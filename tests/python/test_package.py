@@ -345,6 +345,19 @@ def test_a_loader_that_replaces_a_target_is_refused(rebind: str) -> None:
     assert (model.weight == 7).all()
 
 
+def test_a_loader_that_moves_a_target_within_its_memory_is_refused() -> None:
+    rows = torch.full((3, 3), 7.0)
+    live = {"w": rows[:2]}
+
+    def load_weights(weights: Weights) -> None:
+        list(weights)
+        live["w"].data = rows[1:]
+
+    with pytest.raises(RuntimeError, match="replaces the memory of target `w`"):
+        loadplan.plan_loads(Targets(live, load_weights), metas_of(w=(2, 3)))
+    assert live["w"].storage_offset() == 0
+
+
 # ------------------------------------------------------------------ sessions
 def test_states_of_a_session() -> None:
     targets = simple(w=(2,))

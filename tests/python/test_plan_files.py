@@ -221,6 +221,8 @@ def test_other_metadata_is_refused_where_it_is_given(tmp_path: Path) -> None:
     loadplan.load_plan(path, bound(0), metas={"w": ((3,), F32)})
     with pytest.raises(RuntimeError, match=r"`w` of shape \[3\] .* `w` of shape \[4\]"):
         loadplan.load_plan(path, bound(0), metas={"w": ((4,), F32)})
+    with pytest.raises(RuntimeError, match=r"torch.float32, and here `w` .* torch.float16"):
+        loadplan.load_plan(path, bound(0), metas={"w": ((3,), torch.float16)})
     with pytest.raises(RuntimeError, match="1 names and 2 are declared; `v` is new"):
         loadplan.load_plan(path, bound(0), metas={"w": ((3,), F32), "v": ((3,), F32)})
 

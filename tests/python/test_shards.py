@@ -592,6 +592,11 @@ def test_layout_of_interleaved_stages() -> None:
 def test_layouts_that_cannot_be() -> None:
     with pytest.raises(ValueError, match="`q` has 5 elements, which 2 ranks cannot share evenly"):
         pieces(loadplan.ParallelLayout(tp=2, tp_dims={"q": 0}), "q", 5)
+    stages = loadplan.ParallelLayout(pp=2, layer=r"layers\.(\d+)", num_layers=2)
+    with pytest.raises(ValueError, match=r"`layers.2.w` is in layer 2 of 2"):
+        pieces(stages, "layers.2.w", 4)
+    with pytest.raises(ValueError, match="`norm` belongs to no layer; give its stage"):
+        pieces(stages, "norm", 4)
     with pytest.raises(ValueError, match="ep=3 times etp=1 does not divide"):
         loadplan.ParallelLayout(tp=2, ep=3)
     with pytest.raises(ValueError, match="7 experts cannot be dealt evenly to ep=2"):
