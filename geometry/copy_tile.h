@@ -103,7 +103,8 @@ struct MoveBytes {
 template <typename Move>
 LOADPLAN_ON_DEVICE LOADPLAN_INLINE void CopyUnits(const CopyJob& job, std::uint64_t from,
                                                   std::uint32_t start, std::uint32_t stop,
-                                                  std::uint32_t thread, std::uint32_t num_threads) {
+                                                  std::uint32_t thread, std::uint32_t num_threads,
+                                                  const Move& move) {
   constexpr std::uint32_t kInFlight = Move::kInFlight;
   const std::uint32_t step = num_threads * Move::kUnit;
   std::uint32_t position = start + thread * Move::kUnit;
@@ -115,18 +116,18 @@ LOADPLAN_ON_DEVICE LOADPLAN_INLINE void CopyUnits(const CopyJob& job, std::uint6
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
       const CopyPlace place = PlaceOf(job, position + i * step, Move::kToShift, Move::kFromShift);
       places[i] = place.to;
-      values[i] = Move::LoadFrom(from + static_cast<std::uint64_t>(place.from));
+      values[i] = move.LoadFrom(from + static_cast<std::uint64_t>(place.from));
     }
     LOADPLAN_UNROLL
     for (std::uint32_t i = 0; i < kInFlight; ++i) {
-      Move::StoreTo(job.to + static_cast<std::uint64_t>(places[i]), values[i]);
+      move.StoreTo(job.to + static_cast<std::uint64_t>(places[i]), values[i]);
     }
   }
   LOADPLAN_ROLLED
   for (; position < stop; position += step) {
     const CopyPlace place = PlaceOf(job, position, Move::kToShift, Move::kFromShift);
-    Move::StoreTo(job.to + static_cast<std::uint64_t>(place.to),
-                  Move::LoadFrom(from + static_cast<std::uint64_t>(place.from)));
+    move.StoreTo(job.to + static_cast<std::uint64_t>(place.to),
+                 move.LoadFrom(from + static_cast<std::uint64_t>(place.from)));
   }
 }
 
@@ -179,15 +180,15 @@ LOADPLAN_ON_DEVICE inline void CopyTile(const CopyBatch& batch, std::uint32_t ti
   const CopyJob job = held;  // no store changes it
   switch (UnitOf(job, item.from)) {
     case 16:
-      return CopyUnits<MoveBytes<Unit16>>(job, from, start, stop, thread, num_threads);
+      return CopyUnits(job, from, start, stop, thread, num_threads, MoveBytes<Unit16>());
     case 8:
-      return CopyUnits<MoveBytes<std::uint64_t>>(job, from, start, stop, thread, num_threads);
+      return CopyUnits(job, from, start, stop, thread, num_threads, MoveBytes<std::uint64_t>());
     case 4:
-      return CopyUnits<MoveBytes<std::uint32_t>>(job, from, start, stop, thread, num_threads);
+      return CopyUnits(job, from, start, stop, thread, num_threads, MoveBytes<std::uint32_t>());
     case 2:
-      return CopyUnits<MoveBytes<std::uint16_t>>(job, from, start, stop, thread, num_threads);
+      return CopyUnits(job, from, start, stop, thread, num_threads, MoveBytes<std::uint16_t>());
     default:
-      return CopyUnits<MoveBytes<std::uint8_t>>(job, from, start, stop, thread, num_threads);
+      return CopyUnits(job, from, start, stop, thread, num_threads, MoveBytes<std::uint8_t>());
   }
 }
 
