@@ -165,6 +165,9 @@ class LOADPLAN_API LoadPlan {
   const std::vector<Premise>& premises() const { return premises_; }
   bool has_fallbacks() const;
 
+  // Calls `f` with the map of every write, and of every piece of a program's input, that reads
+  // `entry`; none of a fallback or unneeded name.
+  void ForEachRead(std::int32_t entry, const std::function<void(const StridedMap&)>& f) const;
   // Boxes of `entry` that this rank reads, exact and disjoint (casts and inputs of
   // programs included; the covering elements where a view splits elements); the
   // whole tensor for a fallback; empty for an unneeded name.
@@ -201,8 +204,6 @@ class LOADPLAN_API LoadPlan {
     std::int32_t input;
     std::int32_t piece;
   };
-  // Calls `f` with the map of every write and program input that reads `entry`.
-  void ForEachRead(std::int32_t entry, const std::function<void(const StridedMap&)>& f) const;
   // Fills program_reads_ from the programs.
   void IndexProgramReads();
   // Fills live_reads_ from the writes and programs.

@@ -155,7 +155,6 @@ void FileLoad::LookAtFiles() {
 // Nothing is written, nor opened in the session, before every tensor has been looked at.
 absl::Status FileLoad::Prepare() {
   LookAtFiles();
-  const NeededRanges needed(plan_->plan());
   std::vector<std::vector<ByteRange>> ranges(files_.tensors().size());
   std::vector<bool> skipped(files_.tensors().size(), false);
   for (std::size_t i = 0; i < files_.tensors().size(); ++i) {
@@ -169,7 +168,7 @@ absl::Status FileLoad::Prepare() {
     const auto file = static_cast<std::size_t>(tensor.file);
     const Index read_nbytes = plan_->plan().ReadNbytes(entry);
     is_mapped_[i] = can_map_[file] && session_.HasPlaces(tensor.name);
-    ranges[i] = needed.Of(entry, is_mapped_[i] ? kWindowGap : gaps_[file]);
+    ranges[i] = NeededRanges(plan_->plan(), entry, is_mapped_[i] ? kWindowGap : gaps_[file]);
     if (is_mapped_[i]) {
       stats_.planned_nbytes += read_nbytes;
     } else {

@@ -50,34 +50,19 @@ void AppendRuns(const StridedMap& map, Index gap, std::vector<ByteRange>& runs) 
 
 }  // namespace
 
-NeededRanges::NeededRanges(const LoadPlan& plan) : plan_(plan) {
-  for (const Program& program : plan.programs()) {
-    for (const ProgramInput& input : program.inputs) {
-      for (const WriteItem& piece : input.pieces) {
-        if (piece.origin.kind != OriginKind::kCheckpoint) continue;
-        pieces_[piece.origin.index].push_back(&piece.map);
-      }
-    }
-  }
-}
-
-std::vector<ByteRange> NeededRanges::Of(std::int32_t entry, Index gap) const {
-  const EntryKind kind = plan_.entries()[static_cast<std::size_t>(entry)].kind;
-  const Index nbytes = plan_.sources()[static_cast<std::size_t>(entry)].nbytes();
+std::vector<ByteRange> NeededRanges(const LoadPlan& plan, std::int32_t entry, Index gap) {
+  const EntryKind kind = plan.entries()[static_cast<std::size_t>(entry)].kind;
+  const Index nbytes = plan.sources()[static_cast<std::size_t>(entry)].nbytes();
   if (kind == EntryKind::kUnneeded || nbytes == 0) return {};
   if (kind == EntryKind::kFallback) return {{0, nbytes}};
   std::vector<ByteRange> runs;
-  for (const WriteItem& item : plan_.writes_of(entry)) AppendRuns(item.map, gap, runs);
-  if (const auto found = pieces_.find(entry); found != pieces_.end()) {
-    for (const StridedMap* map : found->second) AppendRuns(*map, gap, runs);
-  }
+  plan.ForEachRead(entry, [&](const StridedMap& map) { AppendRuns(map, gap, runs); });
   std::ranges::sort(runs, {}, &ByteRange::start);
   std::vector<ByteRange> merged;
   for (const ByteRange& run : runs) {
     if (!merged.empty()) {
       ByteRange& last = merged.back();
-      const bool is_apart =
-          run.start >= last.stop && last.nbytes() >= kApart && run.nbytes() >= kApart;
+      const bool is_apart = last.nbytes() >= kApartNbytes && run.nbytes() >= kApartNbytes;
       if (run.start < last.stop || (run.start - last.stop <= gap && !is_apart)) {
         last.stop = std::max(last.stop, run.stop);
         continue;

@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
 #include "geometry/export.h"
 #include "geometry/index.h"
 #include "plan/load_plan.h"
@@ -21,26 +20,16 @@ struct ReadCost {
   Index gap() const { return static_cast<Index>(seconds_per_read * bytes_per_second); }
 };
 
-class LOADPLAN_API NeededRanges {
- public:
-  // `plan` must outlive it.
-  explicit NeededRanges(const LoadPlan& plan);
+// Disjoint ranges of the row-major bytes of source `entry`, ascending, that hold all that the plan
+// needs of it: everything of a fallback, nothing of an unneeded name. Ranges with at most `gap`
+// bytes between them are one; but two with kApartNbytes or more each stay two, because each may be
+// read straight to where it goes.
+//
+// Example: columns 2..6 of a 3x8 uint8 tensor; gap 3: [2, 6) [10, 14) [18, 22); gap 4: [2, 22).
+LOADPLAN_API std::vector<ByteRange> NeededRanges(const LoadPlan& plan, std::int32_t entry,
+                                                 Index gap);
 
-  // Disjoint ranges of the row-major bytes of source `entry`, ascending, that hold all that the
-  // plan needs of it: everything of a fallback, nothing of an unneeded name. Ranges with at most
-  // `gap` bytes between them are one; but two that touch and have kApart bytes or more each stay
-  // two, because each may be read straight to where it goes.
-  //
-  // Example: columns 2..6 of a 3x8 uint8 tensor; gap 3: [2, 6) [10, 14) [18, 22); gap 4: [2, 22).
-  std::vector<ByteRange> Of(std::int32_t entry, Index gap) const;
-
-  static constexpr Index kApart = Index{1} << 18;
-
- private:
-  const LoadPlan& plan_;
-  // Maps of the pieces of programs' inputs.
-  absl::flat_hash_map<std::int32_t, std::vector<const StridedMap*>> pieces_;
-};
+inline constexpr Index kApartNbytes = Index{1} << 18;
 
 }  // namespace loadplan
 

@@ -25,9 +25,9 @@ TEST(NeededRangesTest, ColumnsAreRowsUntilTheGapsAreReadAlong) {
   const View target = log.Target("t", {3, 4});
   log.Copy(target, log.Source("x", {3, 8}).Slice(1, 2, 6));
   const LoadPlan plan = log.Build().value();
-  const NeededRanges needed(plan);
-  EXPECT_THAT(needed.Of(0, 3), ElementsAre(ByteRange{2, 6}, ByteRange{10, 14}, ByteRange{18, 22}));
-  EXPECT_THAT(needed.Of(0, 4), ElementsAre(ByteRange{2, 22}));
+  EXPECT_THAT(NeededRanges(plan, 0, 3),
+              ElementsAre(ByteRange{2, 6}, ByteRange{10, 14}, ByteRange{18, 22}));
+  EXPECT_THAT(NeededRanges(plan, 0, 4), ElementsAre(ByteRange{2, 22}));
 }
 
 TEST(NeededRangesTest, KindsDecide) {
@@ -42,23 +42,22 @@ TEST(NeededRangesTest, KindsDecide) {
   log.Copy(u, log.Node("double", {c.Slice(0, 16, 20)}, {4}));
   log.Source("empty", {0});
   const LoadPlan plan = log.Build().value();
-  const NeededRanges needed(plan);
-  EXPECT_THAT(needed.Of(0, 0), ElementsAre(ByteRange{0, 8}));
-  EXPECT_THAT(needed.Of(1, 0), ElementsAre(ByteRange{0, 16}));
-  EXPECT_THAT(needed.Of(2, 100), IsEmpty());
-  EXPECT_THAT(needed.Of(3, 0), ElementsAre(ByteRange{16, 20}));
-  EXPECT_THAT(needed.Of(4, 0), IsEmpty());
+  EXPECT_THAT(NeededRanges(plan, 0, 0), ElementsAre(ByteRange{0, 8}));
+  EXPECT_THAT(NeededRanges(plan, 1, 0), ElementsAre(ByteRange{0, 16}));
+  EXPECT_THAT(NeededRanges(plan, 2, 100), IsEmpty());
+  EXPECT_THAT(NeededRanges(plan, 3, 0), ElementsAre(ByteRange{16, 20}));
+  EXPECT_THAT(NeededRanges(plan, 4, 0), IsEmpty());
 }
 
 TEST(NeededRangesTest, LargeNeighboursStayApart) {
-  constexpr Index kHalf = NeededRanges::kApart;
+  constexpr Index kHalf = kApartNbytes;
   LogBuilder log;
   const View x = log.Source("x", {2 * kHalf});
   log.Copy(log.Target("a", {kHalf}), x.Slice(0, 0, kHalf));
   log.Copy(log.Target("b", {kHalf}), x.Slice(0, kHalf, 2 * kHalf));
   log.Copy(log.Target("c", {3}), log.Source("y", {6}).Slice(0, 0, 3));
   const LoadPlan plan = log.Build().value();
-  EXPECT_THAT(NeededRanges(plan).Of(0, 100),
+  EXPECT_THAT(NeededRanges(plan, 0, 100),
               ElementsAre(ByteRange{0, kHalf}, ByteRange{kHalf, 2 * kHalf}));
 }
 
@@ -70,12 +69,11 @@ TEST(NeededRangesPropertyTest, HoldEveryByteThatIsRead) {
     const auto bound = log.Bind();
     if (bound == nullptr) return;
     const LoadPlan& plan = bound->plan();
-    const NeededRanges needed(plan);
     const auto gap = static_cast<Index>(gen() % 12);
     for (std::int32_t entry = 0; entry < 3; ++entry) {
       std::vector<int> count(static_cast<std::size_t>(RandomLog::kExtent * 4), 0);
       Index stop = -gap - 1;
-      for (const ByteRange& range : needed.Of(entry, gap)) {
+      for (const ByteRange& range : NeededRanges(plan, entry, gap)) {
         ASSERT_GT(range.start, stop + gap);
         stop = range.stop;
         for (Index i = range.start; i < stop; ++i) ++count[static_cast<std::size_t>(i)];
