@@ -1,8 +1,5 @@
-// EagerCollection: the checkpoint tensors of an update that goes through the loader, kept
-// until they are all there.
-//
-// A plan with fallbacks makes one eager `load_weights` call with every name, which leaves by
-// definition what eager leaves.
+// EagerCollection: the checkpoint tensors of an update that go through the loader, the fallback
+// names of its plan, kept until all of them are there: they are given to one call of it.
 #ifndef LOADPLAN_LIFECYCLE_EAGER_COLLECTION_H_
 #define LOADPLAN_LIFECYCLE_EAGER_COLLECTION_H_
 
