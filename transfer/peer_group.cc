@@ -64,6 +64,19 @@ std::optional<std::string> ReadFailure(c10d::Store& store, const std::string& ex
   return std::string(text.begin(), text.end());
 }
 
+// What failed first in the exchange: `mine`, unless another rank has said so before. Of ranks that
+// fail at once one comes first, and all hear of that one. Stores have `add`, not all have more.
+std::string SetFailure(c10d::Store& store, const std::string& exchange, const std::string& mine) {
+  const std::string key = exchange + "/failed";
+  if (store.add(exchange + "/failures", 1) > 1) {
+    // The first says it in a moment, unless it is gone.
+    (void)Attempt([&] { store.wait({key}, kPatience); });
+    if (std::optional<std::string> theirs = ReadFailure(store, exchange)) return *std::move(theirs);
+  }
+  store.set(key, std::vector<std::uint8_t>(mine.begin(), mine.end()));
+  return mine;
+}
+
 }  // namespace
 
 // What the thread of the store and that of the exchange share. It lives as long as either.
@@ -419,15 +432,12 @@ absl::Status PeerGroup::Fail(const absl::Status& status) {
   absl::Status first = Interrupted();
   if (first.ok()) {
     first = status;
-    const auto theirs = std::make_shared<std::optional<std::string>>();
     const std::string mine = absl::StrCat("rank ", rank_, ": ", std::string(status.message()));
-    const absl::Status told =
-        store_->Do(std::min(timeout_, kTellTime), [=, key = key_](c10d::Store& store) {
-          *theirs = ReadFailure(store, key);
-          if (theirs->has_value()) return;
-          store.set(key + "/failed", std::vector<std::uint8_t>(mine.begin(), mine.end()));
-        });
-    if (told.ok() && theirs->has_value()) first = absl::AbortedError(**theirs);
+    const auto told = std::make_shared<std::string>(mine);
+    const absl::Status is_told =
+        store_->Do(std::min(timeout_, kTellTime),
+                   [=, key = key_](c10d::Store& store) { *told = SetFailure(store, key, mine); });
+    if (is_told.ok() && *told != mine) first = absl::AbortedError(*told);
   }
   CloseConnections();
   return first;
