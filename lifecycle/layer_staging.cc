@@ -186,14 +186,17 @@ absl::Status LayerStaging::CheckBounds() const {
     if (states_[g].nbytes > *spec_.max_nbytes) {
       return absl::FailedPreconditionError(
           absl::StrCat("the layer of `", NameOf(group), "` needs ", states_[g].nbytes,
-                       " staged bytes, more than max_staging_bytes=", *spec_.max_nbytes));
+                       " staged bytes, more than max_staging_bytes=", *spec_.max_nbytes,
+                       "; start_reload with max_staging_bytes=", states_[g].nbytes,
+                       " or more, or without a bound"));
     }
     if (WaitsForCall(group)) for_call += states_[g].nbytes;
   }
   if (for_call > *spec_.max_nbytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the call of load_weights with the fallback names may write ", for_call,
-                     " staged bytes, more than max_staging_bytes=", *spec_.max_nbytes));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "the call of load_weights with the fallback names may write ", for_call,
+        " staged bytes, more than max_staging_bytes=", *spec_.max_nbytes,
+        "; start_reload with max_staging_bytes=", for_call, " or more, or without a bound"));
   }
   return absl::OkStatus();
 }

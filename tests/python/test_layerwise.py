@@ -171,7 +171,9 @@ def test_a_bound_below_the_largest_layer_is_refused() -> None:
     plan = plan_of(model, checkpoint)
     start(model, max_staging_bytes=100)
     with pytest.raises(
-        RuntimeError, match=r"the layer of `layers.1.weight` needs 240 staged bytes"
+        RuntimeError,
+        match=r"the layer of `layers.1.weight` needs 240 staged bytes, more than max_staging_bytes="
+        r"100; start_reload with max_staging_bytes=240 or more, or without a bound",
     ):
         loadplan.load_planned(model, plan, checkpoint.items())
     assert loadplan.state(model).state == "active"
