@@ -23,14 +23,15 @@ std::int32_t Root(std::vector<std::int32_t>& parents, std::int32_t name) {
 void EagerCollection::Add(std::int32_t source, const at::Tensor& tensor) {
   at::Tensor kept = at::empty(tensor.sizes(), tensor.options().device(device_));
   kept.copy_(tensor);
-  Give(source, std::move(kept));
+  Give(source, std::move(kept), NextArrival());
 }
 
-void EagerCollection::Give(std::int32_t source, at::Tensor tensor) {
-  arrived_.emplace_back(source, std::move(tensor));
+void EagerCollection::Give(std::int32_t source, at::Tensor tensor, std::int64_t arrival) {
+  arrived_.push_back({arrival, source, std::move(tensor)});
 }
 
 std::vector<std::pair<std::int32_t, at::Tensor>> EagerCollection::Take() {
+  std::ranges::sort(arrived_, {}, &Arrived::arrival);
   std::vector<std::int32_t> parents(plan_.sources().size());
   std::iota(parents.begin(), parents.end(), 0);
   for (const NameOverlap& overlap : plan_.overlaps()) {
@@ -44,8 +45,8 @@ std::vector<std::pair<std::int32_t, at::Tensor>> EagerCollection::Take() {
   };
   std::vector<Place> places;
   places.reserve(arrived_.size());
-  for (const auto& [source, tensor] : arrived_) {
-    places.push_back({Root(parents, source), source});
+  for (const Arrived& item : arrived_) {
+    places.push_back({Root(parents, item.source), item.source});
   }
   std::vector<std::size_t> by_set(arrived_.size());
   std::iota(by_set.begin(), by_set.end(), std::size_t{0});
@@ -54,13 +55,15 @@ std::vector<std::pair<std::int32_t, at::Tensor>> EagerCollection::Take() {
   std::ranges::sort(places, [](const Place& a, const Place& b) {
     return a.root != b.root ? a.root < b.root : a.slot < b.slot;
   });
-  std::vector<std::pair<std::int32_t, std::size_t>> order;  // (slot, arrival)
+  std::vector<std::pair<std::int32_t, std::size_t>> order;  // (slot, index into arrived_)
   order.reserve(arrived_.size());
   for (std::size_t i = 0; i < by_set.size(); ++i) order.emplace_back(places[i].slot, by_set[i]);
   std::ranges::sort(order);
   std::vector<std::pair<std::int32_t, at::Tensor>> call;
   call.reserve(arrived_.size());
-  for (const auto& [slot, arrival] : order) call.push_back(std::move(arrived_[arrival]));
+  for (const auto& [slot, index] : order) {
+    call.emplace_back(arrived_[index].source, std::move(arrived_[index].tensor));
+  }
   arrived_.clear();
   return call;
 }

@@ -22,8 +22,10 @@ class EagerCollection {
   // Keeps bytes of its own: the sender may reuse its buffer. Raises what torch raises.
   void Add(std::int32_t source, const at::Tensor& tensor);
 
-  // Takes a tensor that nobody else holds, on the device.
-  void Give(std::int32_t source, at::Tensor tensor);
+  // The place of the next arrival, which is taken by this.
+  std::int64_t NextArrival() { return num_arrivals_++; }
+  // Takes a tensor that nobody else holds, on the device. It came in at `arrival`.
+  void Give(std::int32_t source, at::Tensor tensor, std::int64_t arrival);
   at::Device device() const { return device_; }
 
   // Tensors that have been added and not been taken.
@@ -31,7 +33,7 @@ class EagerCollection {
 
   // The names in the order of the call, each with its tensor, which the collection gives away:
   // declared order, except that names which overlap one another (and fall back for it) share
-  // their places out in the order in which they arrived.
+  // their places out in the order of their arrivals.
   //
   // Example: `a`, `b`, `c` declared, `a` and `c` overlap, arrived as c, a, b: c, b, a.
   std::vector<std::pair<std::int32_t, at::Tensor>> Take();
@@ -39,7 +41,13 @@ class EagerCollection {
  private:
   const LoadPlan& plan_;
   at::Device device_;
-  std::vector<std::pair<std::int32_t, at::Tensor>> arrived_;
+  struct Arrived {
+    std::int64_t arrival;
+    std::int32_t source;
+    at::Tensor tensor;
+  };
+  std::int64_t num_arrivals_ = 0;
+  std::vector<Arrived> arrived_;
 };
 
 }  // namespace loadplan

@@ -28,6 +28,7 @@ absl::Status ReloadSession::BeginParts(std::string_view name, at::IntArrayRef sh
       status = Attempt(absl::StrCat("`", std::string(name), "` could not be kept"),
                        [&] { parts.whole = at::empty(shape, options); });
       if (!status.ok()) return Fail(status);
+      parts.arrival = collection_->NextArrival();
     }
     open_.emplace(*entry, std::move(parts));
     return absl::OkStatus();
@@ -171,7 +172,7 @@ absl::Status ReloadSession::CompleteParts(std::string_view name) {
             "`%s` is not complete: %d of its %d bytes came; it goes through the loader whole",
             NameOf(*entry), parts.nbytes, nbytes)));
       }
-      collection_->Give(*entry, std::move(parts.whole));
+      collection_->Give(*entry, std::move(parts.whole), parts.arrival);
       call_nbytes_ += nbytes;
     } else {
       absl::Status status = EnsureWritable();

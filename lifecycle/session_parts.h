@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "lifecycle/bound_plan.h"
@@ -16,7 +17,8 @@ namespace loadplan {
 struct OpenParts {
   at::Tensor whole;
   HeldBytes held;
-  Index nbytes = 0;  // landed
+  Index nbytes = 0;          // landed
+  std::int64_t arrival = 0;  // EagerCollection::NextArrival when it was begun
 };
 
 // A plan that gave destinations; of an atomic update the old bytes behind the first `num_kept` of

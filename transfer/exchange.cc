@@ -375,7 +375,7 @@ absl::Status LoadShards(const LoadPlan& plan, ShardSet& shards, ReloadSession& s
     return session.FailWith(status);
   }
   Landing landing(*schedule, schedule->NumPartsTo(receiver), session);
-  absl::Status status = landing.CompleteEmpty(plan, EntriesWithoutParts(*schedule, receiver, plan));
+  absl::Status status = landing.Begin(plan, EntriesWithoutParts(*schedule, receiver, plan));
   for (const Message& message : schedule->MessagesOf(receiver)) {
     for (const MessagePart& part : message.parts) {
       if (!status.ok()) return status;

@@ -34,8 +34,7 @@ ShardExchange::Run::Run(ShardExchange& exchange, ShardSource* shards, ReloadSess
 
 absl::Status ShardExchange::Run::Move() {
   if (landing_.has_value()) {
-    absl::Status status =
-        landing_->CompleteEmpty(exchange_.roles_.plan->plan(), exchange_.empty_entries_);
+    absl::Status status = landing_->Begin(exchange_.roles_.plan->plan(), exchange_.empty_entries_);
     if (!status.ok()) return status;
   }
   const std::vector<Message>& messages = exchange_.messages_;

@@ -184,6 +184,19 @@ absl::Status FileLoad::Prepare() {
     }
   }
   ChooseBatches(ranges, skipped);
+  return OpenOverlapping();
+}
+
+// Names that write the same bytes go through the loader in the order in which they are begun: that
+// of the files, whichever has its last byte first.
+absl::Status FileLoad::OpenOverlapping() {
+  const LoadPlan& plan = plan_->plan();
+  for (std::size_t i = 0; !plan.overlaps().empty() && i < files_.tensors().size(); ++i) {
+    const std::optional<std::int32_t> entry = plan.Find(files_.tensors()[i].name);
+    if (!entry.has_value()) continue;
+    if (plan.entries()[static_cast<std::size_t>(*entry)].kind != EntryKind::kFallback) continue;
+    if (absl::Status status = Open(static_cast<std::int32_t>(i)); !status.ok()) return status;
+  }
   return absl::OkStatus();
 }
 

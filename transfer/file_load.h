@@ -127,6 +127,7 @@ class LOADPLAN_API FileLoad {
                      const std::vector<bool>& skipped);
   absl::Status SubmitNext();
   absl::Status Open(std::int32_t tensor);
+  absl::Status OpenOverlapping();
   absl::StatusOr<std::byte*> PlaceOf(const Segment& segment, std::vector<at::Tensor>& held);
   // Finds places for the segments that go into staging; their reads, with the place of each as its
   // tag. The size of the buffer.

@@ -9,8 +9,8 @@
 namespace loadplan {
 namespace {
 
-absl::Status Begin(ReloadSession& session, const std::string& name, const DimVector& shape,
-                   const DType& dtype) {
+absl::Status BeginName(ReloadSession& session, const std::string& name, const DimVector& shape,
+                       const DType& dtype) {
   return session.BeginParts(name, at::IntArrayRef(shape.data(), shape.size()), ToScalarType(dtype));
 }
 
@@ -39,13 +39,21 @@ std::vector<std::int32_t> EntriesWithoutParts(const Schedule& schedule, std::int
   return entries;
 }
 
-absl::Status Landing::CompleteEmpty(const LoadPlan& plan,
-                                    const std::vector<std::int32_t>& entries) {
-  for (const std::int32_t entry : entries) {
+absl::Status Landing::Begin(const LoadPlan& plan, const std::vector<std::int32_t>& empty) {
+  for (const std::int32_t entry : empty) {
     const SourceTensor& source = plan.sources()[static_cast<std::size_t>(entry)];
-    absl::Status status = Begin(session_, source.name, source.shape, source.dtype);
+    absl::Status status = BeginName(session_, source.name, source.shape, source.dtype);
     if (status.ok()) status = session_.CompleteParts(source.name);
     if (!status.ok()) return status;
+  }
+  const std::vector<std::string>& names = schedule_.names();
+  for (std::size_t i = 0; !plan.overlaps().empty() && i < plan.sources().size(); ++i) {
+    if (plan.entries()[i].kind != EntryKind::kFallback) continue;
+    const auto found = std::ranges::lower_bound(names, plan.sources()[i].name);
+    if (found == names.end() || *found != plan.sources()[i].name) continue;
+    const auto name = static_cast<std::int32_t>(found - names.begin());
+    if (missing_[static_cast<std::size_t>(name)] == 0) continue;
+    if (absl::Status status = Open(name); !status.ok()) return status;
   }
   return absl::OkStatus();
 }
@@ -54,7 +62,7 @@ absl::Status Landing::Open(std::int32_t name) {
   if (is_open_[static_cast<std::size_t>(name)]) return absl::OkStatus();
   is_open_[static_cast<std::size_t>(name)] = true;
   const NameClass& name_class = schedule_.ClassOf(name);
-  return Begin(session_, NameOf(name), name_class.shape, name_class.dtype);
+  return BeginName(session_, NameOf(name), name_class.shape, name_class.dtype);
 }
 
 absl::Status Landing::CountPart(std::int32_t name) {

@@ -28,8 +28,9 @@ class Landing {
         is_open_(missing_.size(), false),
         session_(session) {}
 
-  // For EntriesWithoutParts.
-  absl::Status CompleteEmpty(const LoadPlan& plan, const std::vector<std::int32_t>& entries);
+  // Before any part. `empty`: EntriesWithoutParts, which are complete. Names that write the same
+  // bytes go through the loader in declared order: which has its last part first is chance.
+  absl::Status Begin(const LoadPlan& plan, const std::vector<std::int32_t>& empty);
   // `layout`: the items of the part's box, in order, as they lie in `from`.
   absl::Status Land(const MessagePart& part, const StridedLayout& layout, const ByteSide& from);
   // Where the bytes of the box, packed, may be written directly; then LandedInPlace.

@@ -77,5 +77,20 @@ TEST(EagerCollectionTest, KeepsBytesOfItsOwn) {
   EXPECT_TRUE(at::equal(call[0].second, at::full({3, 2}, 5)));
 }
 
+// A transport that has no order of its own says which name came first.
+TEST(CallOrderOfPartsTest, IsThatInWhichNamesWereBegun) {
+  const LoadPlan plan = PlanOf({{0}, {0}, {1}});
+  EagerCollection collection(plan, at::kCPU);
+  const std::int64_t a = collection.NextArrival();
+  const std::int64_t b = collection.NextArrival();
+  collection.Give(1, at::full({1}, 'b'), b);
+  collection.Give(0, at::full({1}, 'a'), a);
+  std::string call;
+  for (const auto& [source, tensor] : collection.Take()) {
+    call += plan.sources()[static_cast<std::size_t>(source)].name;
+  }
+  EXPECT_EQ(call, "ab");
+}
+
 }  // namespace
 }  // namespace loadplan

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import pathlib
 import random
 from collections.abc import Iterable
 
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import Tensor
 
 import loadplan
@@ -459,6 +461,43 @@ def test_random_shards_land_as_the_loader_loads() -> None:
         load_by_shards(live, load, shapes, loadplan.Shards(shards, declared))
         for name, tensor in live.items():
             assert torch.equal(tensor, wanted[name]), (seed, name)
+
+
+@pytest.mark.parametrize("transport", ["shards", "files"])
+def test_names_that_overlap_go_through_the_loader_in_order(
+    transport: str, tmp_path: pathlib.Path
+) -> None:
+    """Which of them has its last byte first says nothing: parts come in an order of their own."""
+    weights = {"z": torch.ones(64, 64), "m": torch.full((64, 64), 2.0), "a": torch.full((2,), 3.0)}
+
+    def load(live: dict[str, Tensor], weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, weight in weights:
+            if name == "a":
+                live["w"][0, :2].copy_(weight)
+            else:
+                live["w"].copy_(weight)
+
+    for order in (["z", "m", "a"], ["a", "m", "z"], ["m", "a", "z"]):
+        live = {"w": torch.zeros(64, 64)}
+        wanted = {"w": torch.zeros(64, 64)}
+        load(wanted, [(name, weights[name]) for name in order])
+        model = targets_of(live, load)
+        plan = loadplan.plan_loads(model, {name: weights[name] for name in order})
+        assert {plan.entries[name].kind for name in order} == {"fallback"}
+        loadplan.start_reload(model)
+        if transport == "shards":
+            pieces = {
+                name: [(0, tuple((0, extent) for extent in w.shape), w)]
+                for name, w in weights.items()
+            }
+            loadplan.load_shards(model, plan, pieces)
+        else:
+            paths = [str(tmp_path / f"{name}.safetensors") for name in order]
+            for name, path in zip(order, paths, strict=True):
+                save_file({name: weights[name]}, path)
+            loadplan.load_files(model, plan, paths, progress=False, max_staging_bytes=1024)
+        loadplan.finish_reload(model)
+        assert torch.equal(live["w"], wanted["w"]), order
 
 
 MESHES = {
