@@ -205,6 +205,24 @@ absl::Status CheckpointFiles::CheckNames() const {
   return absl::OkStatus();
 }
 
+std::string CheckpointFiles::Description() const {
+  std::vector<std::string> of_file;
+  for (const File& file : files_) {
+    // Two files may be of one size and one tick of the clock. The number stays as long as it is
+    // open.
+    struct stat found {};
+    (void)fstat(file.fd.get(), &found);
+    of_file.push_back(absl::StrCat(found.st_ino, " ", file.stamp.nbytes, " ", file.stamp.seconds,
+                                   " ", file.stamp.nanoseconds, "\n"));
+  }
+  for (const FileTensor& tensor : tensors_) {
+    absl::StrAppend(&of_file[static_cast<std::size_t>(tensor.file)], tensor.offset, " ",
+                    tensor.name, "\n");
+  }
+  std::ranges::sort(of_file);
+  return absl::StrJoin(of_file, "\n");
+}
+
 absl::Status CheckpointFiles::CheckUnchanged(std::int32_t file) const {
   const absl::StatusOr<Stamp> now = StampOf(path(file), fd(file));
   if (now.ok() && *now == At(file).stamp) return absl::OkStatus();

@@ -49,6 +49,10 @@ class CheckpointFiles {
   const std::string& path(std::int32_t file) const { return At(file).path; }
   int fd(std::int32_t file) const { return At(file).fd.get(); }
 
+  // What the files are and when they were written, the same in whatever order they were opened.
+  // Processes that opened other files, or the same ones at another time, have another text.
+  std::string Description() const;
+
   // DataLoss, naming the file, where it has another size or time than when it was opened.
   absl::Status CheckUnchanged(std::int32_t file) const;
 

@@ -176,6 +176,8 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
                                       options_.schedule.must_hold ? 1 : 0,
                                       roles_.files != nullptr ? 1 : 0};
   const std::size_t num_common = header.size();
+  header.push_back(roles_.files != nullptr ? Digest(roles_.files->Description()) : 0);
+  const std::size_t num_fixed = header.size();
   if (tables.has_value()) tables->AppendIds(header);
   std::string key;
   const auto headers = peers_.Consult(header, own, &key);
@@ -189,8 +191,13 @@ absl::Status ShardExchange::MakeSchedule(const absl::Status& problem) {
           absl::StrCat("rank ", rank, " schedules with other options than rank ", peers_.rank(),
                        ", or with another version of loadplan; use the same on all ranks"));
     }
+    if (theirs[num_common] != header[num_common]) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("rank ", rank, " reads other files than rank ", peers_.rank(),
+                       ", or they were written meanwhile; give the same files to all ranks"));
+    }
     ids.emplace_back();
-    for (std::size_t i = num_common; i < header.size(); i += 2) {
+    for (std::size_t i = num_fixed; i < header.size(); i += 2) {
       ids.back().emplace_back(theirs[i], theirs[i + 1]);
     }
   }

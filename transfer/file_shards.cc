@@ -26,24 +26,31 @@ absl::Status CheckFileTensor(const FileTensor& tensor, const SourceTensor& decla
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<FileShards>> FileShards::Open(std::span<const std::string> paths,
-                                                             const LoadPlan& plan) {
+                                                             const LoadPlan& plan,
+                                                             bool skips_undeclared) {
   absl::StatusOr<CheckpointFiles> files = CheckpointFiles::Open(paths);
   if (!files.ok()) return files.status();
   std::unique_ptr<FileShards> shards(new FileShards(*std::move(files)));
   const std::vector<FileTensor>& tensors = shards->files_.tensors();
   for (std::size_t i = 0; i < tensors.size(); ++i) {
-    shards->tensor_of_.emplace(tensors[i].name, static_cast<std::int32_t>(i));
+    const FileTensor& tensor = tensors[i];
+    shards->tensor_of_.emplace(tensor.name, static_cast<std::int32_t>(i));
+    if (const auto entry = plan.Find(tensor.name)) {
+      const SourceTensor& declared = plan.sources()[static_cast<std::size_t>(*entry)];
+      if (absl::Status status = CheckFileTensor(tensor, declared); !status.ok()) return status;
+    } else if (!skips_undeclared) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "`", shards->files_.path(tensor.file), "` holds `", tensor.name,
+          "` which was not declared when the plan was made; plan again with the metadata of these "
+          "files, or leave such names alone with undeclared=\"skip\""));
+    }
   }
   for (std::size_t entry = 0; entry < plan.sources().size(); ++entry) {
+    const std::string& name = plan.sources()[entry].name;
     if (plan.entries()[entry].kind == EntryKind::kUnneeded) continue;
-    const SourceTensor& source = plan.sources()[entry];
-    const auto found = shards->tensor_of_.find(source.name);
-    if (found == shards->tensor_of_.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("`", source.name, "` is needed and is in none of the files"));
-    }
-    absl::Status status = CheckFileTensor(tensors[static_cast<std::size_t>(found->second)], source);
-    if (!status.ok()) return status;
+    if (shards->tensor_of_.contains(name)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", name, "` is needed and is in none of the files"));
   }
   return shards;
 }

@@ -28,10 +28,12 @@ namespace loadplan {
 
 class FileShards : public ShardSource {
  public:
-  // Reads headers. InvalidArgument where a name that `plan` needs is in no file, or in one with
-  // another shape or dtype than declared; errors of CheckpointFiles::Open.
+  // Reads headers. InvalidArgument where a name that `plan` needs is in no file, where a file holds
+  // one with another shape or dtype than declared or, unless `skips_undeclared`, one that `plan`
+  // does not know; errors of CheckpointFiles::Open.
   static absl::StatusOr<std::unique_ptr<FileShards>> Open(std::span<const std::string> paths,
-                                                          const LoadPlan& plan);
+                                                          const LoadPlan& plan,
+                                                          bool skips_undeclared = false);
 
   // Which shares `rank` reads: those of `table` that its `messages` ask for.
   void Assign(const GeometryTable& table, const Schedule& schedule,
@@ -39,6 +41,8 @@ class FileShards : public ShardSource {
 
   absl::StatusOr<LocalBytes> Find(std::string_view name, std::int32_t rank,
                                   const Box& box) override;
+  // As CheckpointFiles has it.
+  std::string Description() const { return files_.Description(); }
   // Bytes asked of the files so far.
   Index nbytes_read() const { return reader_.nbytes_read(); }
 
