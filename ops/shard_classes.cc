@@ -43,10 +43,8 @@ void ShardSetClass::replace(const std::string& name, const std::vector<at::Tenso
 
 void ShardSetClass::check() { Raise(CheckCovers(*Value(shards_->Table()))); }
 
-ShardExchangeClass::ShardExchangeClass(Group group, double timeout,
-                                       std::int64_t max_bytes_in_flight, std::int64_t bucket_nbytes,
-                                       bool must_hold)
-    : group_(std::move(group)) {
+void ShardExchangeClass::set_options(double timeout, std::int64_t max_bytes_in_flight,
+                                     std::int64_t bucket_nbytes, bool must_hold) {
   TORCH_CHECK_VALUE(timeout > 0 && max_bytes_in_flight > 0 && bucket_nbytes > 0,
                     "`timeout`, `max_bytes_in_flight` and `bucket_nbytes` have to be positive");
   options_.timeout = Milliseconds(timeout);
@@ -57,15 +55,18 @@ ShardExchangeClass::ShardExchangeClass(Group group, double timeout,
 }
 
 void ShardExchangeClass::connect(ExchangeRoles roles, const std::string& problem) {
+  has_called_ = true;
   exchange_ = Value(ShardExchange::Connect(group_, std::move(roles), options_, ProblemOf(problem)));
 }
 
 void ShardExchangeClass::connect_files(const std::shared_ptr<const BoundPlan>& plan,
-                                       const std::vector<std::string>& paths) {
-  absl::StatusOr<std::unique_ptr<FileShards>> files =
-      Attempt("opening files", [&] { return FileShards::Open(paths, plan->plan()); });
+                                       const std::vector<std::string>& paths,
+                                       bool skips_undeclared) {
+  absl::StatusOr<std::unique_ptr<FileShards>> files = Attempt(
+      "opening files", [&] { return FileShards::Open(paths, plan->plan(), skips_undeclared); });
   if (files.ok()) files_ = *std::move(files);
   options_.schedule.must_cover = false;
+  has_called_ = true;
   exchange_ = Value(
       ShardExchange::Connect(group_, {.plan = plan, .files = files_}, options_, files.status()));
 }
@@ -85,6 +86,16 @@ ShardExchangeClass::Ints ShardExchangeClass::settle(ReloadSession* session,
   const ExchangeReceipt receipt = Value(connected().Settle(session, ProblemOf(problem)));
   return {receipt.sent_nbytes, receipt.received_nbytes, receipt.in_place_nbytes,
           receipt.copied_nbytes, receipt.num_messages};
+}
+
+void ShardExchangeClass::fail(ReloadSession* session, const std::string& problem) {
+  if (!has_called_) return connect({}, problem);
+  if (exchange_ == nullptr || exchange_->has_failed()) return;  // the others know
+  if (exchange_->is_moved()) {
+    (void)settle(session, problem);
+  } else {
+    move(nullptr, session, problem);
+  }
 }
 
 std::string ShardExchangeClass::report() const { return connected().schedule().Report(); }

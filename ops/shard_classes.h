@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "lifecycle/reload_session.h"
@@ -45,14 +46,16 @@ class ShardExchangeClass : public torch::CustomClassHolder {
   using Ints = std::vector<std::int64_t>;
   using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-  // Not connected yet. Seconds and bytes as in ExchangeOptions.
-  ShardExchangeClass(Group group, double timeout, std::int64_t max_bytes_in_flight,
-                     std::int64_t bucket_nbytes, bool must_hold);
+  // Not connected yet.
+  explicit ShardExchangeClass(Group group) : group_(std::move(group)) {}
+  // Before `connect`. Seconds and bytes as in ExchangeOptions.
+  void set_options(double timeout, std::int64_t max_bytes_in_flight, std::int64_t bucket_nbytes,
+                   bool must_hold);
   // `problem`: empty, or why this rank cannot take part.
   void connect(ExchangeRoles roles, const std::string& problem);
   // For one update, instead of `connect`: all ranks read `paths` together.
   void connect_files(const std::shared_ptr<const BoundPlan>& plan,
-                     const std::vector<std::string>& paths);
+                     const std::vector<std::string>& paths, bool skips_undeclared);
   // Bytes that this rank read from files.
   std::int64_t read_nbytes() const { return files_ == nullptr ? 0 : files_->nbytes_read(); }
   // An update in two steps, as ShardExchange has them. Gives what was sent, received, of it in
@@ -60,6 +63,9 @@ class ShardExchangeClass : public torch::CustomClassHolder {
   void move(const std::shared_ptr<ShardSet>& shards, ReloadSession* session,
             const std::string& problem);
   Ints settle(ReloadSession* session, const std::string& problem);
+  // Tells the others that this rank goes no further, in whichever call they wait for it: `connect`
+  // or an update. Nothing where they know. May raise.
+  void fail(ReloadSession* session, const std::string& problem);
   std::string report() const;
   // ranks; links, row by row; copied, whole tensors, bounds of the busiest sender and receiver
   std::tuple<std::int64_t, Ints, Ints> traffic() const;
@@ -69,6 +75,7 @@ class ShardExchangeClass : public torch::CustomClassHolder {
 
   Group group_;
   ExchangeOptions options_;
+  bool has_called_ = false;  // `connect` or `connect_files`: the others have heard of it
   std::shared_ptr<FileShards> files_;
   std::unique_ptr<ShardExchange> exchange_;
 };
@@ -88,7 +95,8 @@ void DefineShardExchange(torch::Library& library) {
     return session.has_value() ? &(*session)->session() : nullptr;
   };
   library.class_<ShardExchangeClass>("ShardExchange")
-      .def(torch::init<ShardExchangeClass::Group, double, int64_t, int64_t, bool>())
+      .def(torch::init<ShardExchangeClass::Group>())
+      .def("set_options", &ShardExchangeClass::set_options)
       .def("connect",
            [shards_of](const Self& self, const MaybeShards& shards,
                        const std::optional<c10::intrusive_ptr<Plan>>& plan,
@@ -98,7 +106,9 @@ void DefineShardExchange(torch::Library& library) {
            })
       .def("connect_files",
            [](const Self& self, const c10::intrusive_ptr<Plan>& plan,
-              const std::vector<std::string>& paths) { self->connect_files(plan->bound(), paths); })
+              const std::vector<std::string>& paths, bool skips_undeclared) {
+             self->connect_files(plan->bound(), paths, skips_undeclared);
+           })
       .def("move",
            [=](const Self& self, const MaybeShards& shards, const MaybeSession& session,
                const std::string& problem) {
@@ -108,6 +118,8 @@ void DefineShardExchange(torch::Library& library) {
            [=](const Self& self, const MaybeSession& session, const std::string& problem) {
              return self->settle(session_of(session), problem);
            })
+      .def("fail", [=](const Self& self, const MaybeSession& session,
+                       const std::string& problem) { self->fail(session_of(session), problem); })
       .def("read_nbytes", &ShardExchangeClass::read_nbytes)
       .def("report", &ShardExchangeClass::report)
       .def("traffic", &ShardExchangeClass::traffic);

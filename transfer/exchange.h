@@ -76,6 +76,11 @@ class LOADPLAN_API ShardExchange {
   absl::StatusOr<ExchangeReceipt> Settle(ReloadSession* session,
                                          const absl::Status& problem = absl::OkStatus());
 
+  // Between the two.
+  bool is_moved() const { return is_moved_; }
+  // All ranks have heard of it.
+  bool has_failed() const { return !failure_.ok(); }
+
   const Schedule& schedule() const { return schedule_; }
 
  private:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +14,9 @@ from ._library import CODE_OF, DTYPE_OF, classes
 from ._sessions import Session, session_of
 from ._steps import step
 from .plan import LoadPlan
-from .reload import load_planned
+from .reload import check_item, load_planned
 from .targets import Model
+from .transfer import boxed
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -27,7 +28,7 @@ BUCKET, END, FAILED = range(3)
 def broadcast_weights(
     group: ProcessGroup,
     *,
-    weights: Iterable[tuple[str, Tensor]] | None = None,
+    weights: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None = None,
     model: Model | None = None,
     plan: LoadPlan | None = None,
     source: int = 0,
@@ -63,7 +64,7 @@ def broadcast_weights(
     try:
         wire.peers.agree("", True)
         return _receive(wire, model, plan)
-    except RuntimeError as error:
+    except Exception as error:
         if session.state == "active":
             with step(session, "broadcast_weights"):
                 session.handle.fail(str(error))
@@ -82,10 +83,13 @@ def _receive(wire: _Wire, model: Model, plan: LoadPlan) -> int:
                 load_planned(model, plan, bucket)
             except Exception as error:  # buckets go on coming; the others are told at the end
                 problem = error
-    except RuntimeError as error:
+    except _SenderFailed as error:
         raise problem or error from None
     except BaseException as error:
+        # Of a broadcast that failed all ranks know; of memory for a bucket, or a signal, they hear.
         wire.peers.fail(_words(error))
+        if isinstance(error, Exception) and problem is not None:
+            raise problem from None
         raise
     try:
         wire.peers.agree(_words(problem), False)
@@ -96,7 +100,7 @@ def _receive(wire: _Wire, model: Model, plan: LoadPlan) -> int:
 
 def _send(
     wire: _Wire,
-    weights: Iterable[tuple[str, Tensor]] | None,
+    weights: Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | None,
     model: Model | None,
     bucket_nbytes: int,
 ) -> int:
@@ -111,7 +115,8 @@ def _send(
     sent = 0
     bucket = _Bucket(wire.device, bucket_nbytes)
     try:
-        for name, tensor in weights:
+        for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
+            check_item(name, tensor)
             if not bucket.fits(tensor):
                 wire.send_bucket(bucket)
             bucket.add(name, tensor)
@@ -119,16 +124,29 @@ def _send(
         if bucket.places:
             wire.send_bucket(bucket)
     except BaseException as error:
-        with suppress(RuntimeError):
-            wire.send(FAILED, _words(error).encode(errors="replace"))
+        wire.send_failure(_words(error))
         raise
-    wire.send(END, b"")
+    try:
+        wire.send(END, b"")
+    except RuntimeError:  # all ranks know
+        raise
+    except BaseException as error:  # a signal, which waited for the end of the broadcast
+        with suppress(RuntimeError):
+            wire.peers.agree(_words(error), False)
+        raise
     wire.peers.agree("", False)
     return sent
 
 
+class _SenderFailed(RuntimeError):
+    """All ranks have come to this one between two messages: the group is as it was."""
+
+
 def _words(error: BaseException | None) -> str:
-    return "" if error is None else f"{type(error).__name__}: {error}"
+    if error is None:
+        return ""
+    # A path may hold bytes that no text has.
+    return f"{type(error).__name__}: {error}".encode(errors="replace").decode()
 
 
 class _Bucket:
@@ -166,7 +184,14 @@ class _Wire:
 
     def __init__(self, group: ProcessGroup, source: int, timeout: float | None) -> None:
         self.source = source
-        self.peers: Any = classes.Peers(group.boxed(), 0.0 if timeout is None else timeout)
+        self._is_half_sent = False
+        handle = boxed(group)
+        try:
+            self.peers: Any = classes.Peers(handle, 0.0 if timeout is None else timeout)
+        except (TypeError, ValueError, RuntimeError) as error:  # the others wait for this rank
+            with suppress(RuntimeError):
+                classes.Peers(handle, 0.0).agree(_words(error), False)
+            raise
         try:
             group._get_backend(torch.device("cpu"))
             self.device = torch.device("cpu")
@@ -179,11 +204,21 @@ class _Wire:
 
     def send(self, kind: int, text: bytes, payload: Tensor | None = None) -> None:
         nbytes = 0 if payload is None else payload.numel()
+        self._is_half_sent = True
         self._broadcast(torch.tensor([kind, len(text), nbytes], device=self.device))
         if text:
             self._broadcast(torch.frombuffer(bytearray(text), dtype=torch.uint8).to(self.device))
         if payload is not None and nbytes:
             self._broadcast(payload)
+        self._is_half_sent = False
+
+    def send_failure(self, words: str) -> None:
+        """In place of what the others wait for, unless they wait for the rest of a message."""
+        if self._is_half_sent:
+            self.peers.fail(words)
+            return
+        with suppress(RuntimeError):
+            self.send(FAILED, words.encode())
 
     def send_bucket(self, bucket: _Bucket) -> None:
         self.send(BUCKET, json.dumps(bucket.places).encode(), bucket.flat)
@@ -200,7 +235,7 @@ class _Wire:
             if kind == END:
                 return
             if kind == FAILED:
-                raise RuntimeError(f"rank {self.source}, which sends, failed: {words.decode()}")
+                raise _SenderFailed(f"rank {self.source}, which sends, failed: {words.decode()}")
             flat = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
             if nbytes:
                 self._broadcast(flat)

@@ -166,7 +166,7 @@ def load_planned(
     else:
         deliver = handle.deliver
         for name, tensor in pairs:
-            _check_item(name, tensor)
+            check_item(name, tensor)
             # Not around the sender, which may wait for another thread.
             with step(session, call):
                 deliver(name, tensor)
@@ -187,11 +187,11 @@ def _load_together(
         tensors.append(tensor)
     if not all(issubclass(kind, Tensor) for kind in set(map(type, tensors))):
         for item in zip(names, tensors, strict=True):
-            _check_item(*item)
+            check_item(*item)
     positions = plan._positions(names)
     if positions is None:
         for item in zip(names, tensors, strict=True):
-            _check_item(*item)
+            check_item(*item)
     with step(session, call):
         handle = session.handle
         if plan.has_fallbacks:
@@ -206,7 +206,7 @@ def _load_together(
             handle.deliver_positions(positions, tensors)
 
 
-def _check_item(name: object, tensor: object) -> None:
+def check_item(name: object, tensor: object) -> None:
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise TypeError(
             f"`{name}` came with {type(tensor).__name__}; expected pairs of a name and a tensor"

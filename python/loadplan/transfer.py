@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -101,13 +102,25 @@ class ShardSchedule:
         bucket_nbytes: int,
         missing: str,
     ) -> None:
-        self._handle: Any = classes.ShardExchange(
-            _boxed(group), timeout, max_bytes_in_flight, bucket_nbytes, _all_held(missing)
-        )
-        with _telling(lambda words: self._handle.connect(None, None, words)):
+        self._handle: Any = classes.ShardExchange(boxed(group))
+        self._lock = threading.Lock()  # of an update
+        with _telling(self._handle, None):
+            self._handle.set_options(
+                timeout, max_bytes_in_flight, bucket_nbytes, _all_held(missing)
+            )
             held = None if shards is None else _shards_of(shards)._up_to_date()
             needed = None if plan is None else _plan_of(plan)._handle
         self._handle.connect(held, needed, "")
+
+    @contextlib.contextmanager
+    def _update(self) -> Iterator[None]:
+        """One at a time: what two threads moved at once would be mixed."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("another thread is in an update of this schedule; call it after it")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def report(self) -> str:
         """Bytes per link, balance and lower bounds, for people."""
@@ -159,23 +172,23 @@ def exchange_shards(
     rank, at the latest after the schedule's time-out; the reload has failed then, and the group is
     not used again.
     """
-    session: Session | None = None
-
-    def move(held: Any, words: str) -> None:
-        schedule._handle.move(held, None if session is None else session.handle, words)
-
-    with _telling(lambda words: move(None, words)):
-        if model is not None:
-            session = session_of(model)
-        elif plan is not None:
-            raise TypeError("a rank that receives gives its model and its plan")
-    with contextlib.nullcontext() if session is None else step(session, "exchange_shards"):
-        with _telling(lambda words: move(None, words)):
+    handle = schedule._handle
+    with schedule._update(), contextlib.ExitStack() as steps:
+        session: Session | None = None
+        with _telling(handle, lambda: session):
+            if model is not None:
+                entered = session_of(model)
+                steps.enter_context(step(entered, "exchange_shards"))
+                session = entered
+            elif plan is not None:
+                raise TypeError("a rank that receives gives its model and its plan")
             held = None if shards is None else _shards_of(shards)._up_to_date()
             if session is not None:
                 session.begin(_plan_of(plan))
-        move(held, "")
-        return ExchangeReceipt(*_settled(schedule._handle, session))
+            handle.move(held, None if session is None else session.handle, "")
+            if session is not None:
+                landed(session)
+        return ExchangeReceipt(*_settled(handle, session))
 
 
 @dataclass(frozen=True)
@@ -193,35 +206,36 @@ def load_files_together(
     paths: StrPath | Iterable[StrPath],
     group: Group,
     *,
+    undeclared: str = "error",
     timeout: float = 60.0,
     max_bytes_in_flight: int = 256 * MIB,
     bucket_nbytes: int = 8 * MIB,
 ) -> SharedRead:
     """`load_files` by the ranks of a node together: what any of them needs is read by one of them.
 
-    Called by all ranks of ``group``, each in an active reload; all see the same files.  Ranks read
-    disjoint ranges and send one another what they read, as trainers send shards.  The files hold
-    every name that the plans need.  Errors as in `exchange_shards`.
+    Called by all ranks of ``group``, each in an active reload.  All give the same files, which is
+    compared by their inodes, sizes and times.  Ranks read disjoint ranges and send one another what
+    they read, as trainers send shards.  The files hold every name that the plans need; names that a
+    plan does not declare are an error, or left alone with ``undeclared="skip"``.  Errors as in
+    `exchange_shards`.
     """
-    exchange = classes.ShardExchange(
-        _boxed(group), timeout, max_bytes_in_flight, bucket_nbytes, True
-    )
-
-    def tell(words: str) -> None:
-        exchange.connect(None, None, words)
-
-    with _telling(tell):
-        session = session_of(model)
-    with step(session, "load_files_together"):
+    exchange = classes.ShardExchange(boxed(group))
+    with contextlib.ExitStack() as steps:
+        session: Session | None = None
         try:
-            with _telling(tell):
+            with _telling(exchange, lambda: session):
+                entered = session_of(model)
+                steps.enter_context(step(entered, "load_files_together"))
+                session = entered
+                exchange.set_options(timeout, max_bytes_in_flight, bucket_nbytes, True)
                 session.begin(_plan_of(plan))
                 existing = existing_paths(paths)
-            exchange.connect_files(plan._handle, existing)
-            exchange.move(None, session.handle, "")
+                exchange.connect_files(plan._handle, existing, _skips(undeclared))
+                exchange.move(None, session.handle, "")
+                landed(session)
             sent, received, *_ = _settled(exchange, session)
         except Exception as error:
-            if session.state == "active":
+            if session is not None and session.state == "active":
                 with contextlib.suppress(RuntimeError):
                     session.handle.fail(str(error))
             raise
@@ -230,11 +244,7 @@ def load_files_together(
 
 def _settled(exchange: Any, session: Session | None) -> list[int]:
     """What the exchange moved, once all ranks are through with what landed there."""
-    handle = None if session is None else session.handle
-    with _telling(lambda words: exchange.settle(handle, words)):
-        if session is not None:
-            landed(session)
-    moved: list[int] = exchange.settle(handle, "")
+    moved: list[int] = exchange.settle(None if session is None else session.handle, "")
     return moved
 
 
@@ -249,14 +259,23 @@ def receive_shards(model: Model, plan: LoadPlan, schedule: ShardSchedule) -> Exc
 
 
 @contextlib.contextmanager
-def _telling(tell: Callable[[str], object]) -> Iterator[None]:
+def _telling(exchange: Any, session: Callable[[], Session | None] | None) -> Iterator[None]:
     """The other ranks wait for this one: they are told what it raises."""
     try:
         yield
     except BaseException as error:
+        entered = None if session is None else session()
+        # A path may hold bytes that no text has.
+        words = f"{type(error).__name__}: {error}".encode(errors="replace").decode()
         with contextlib.suppress(Exception):
-            tell(f"{type(error).__name__}: {error}")
+            exchange.fail(None if entered is None else entered.handle, words)
         raise
+
+
+def _skips(undeclared: str) -> bool:
+    if undeclared not in ("error", "skip"):
+        raise ValueError(f"undeclared={undeclared!r}; expected 'error' or 'skip'")
+    return undeclared == "skip"
 
 
 def _all_held(missing: str) -> bool:
@@ -281,9 +300,15 @@ def _plan_of(plan: LoadPlan | None) -> LoadPlan:
     raise TypeError(f"{type(plan).__name__} is no LoadPlan")
 
 
-def _boxed(group: Group) -> Any:
+def boxed(group: Group) -> Any:
+    """The group as the library takes it."""
     if isinstance(group, str):
         from torch.distributed import distributed_c10d
 
         group = distributed_c10d._resolve_process_group(group)  # type: ignore
+    if not hasattr(group, "boxed"):
+        raise TypeError(
+            f"the group is {group!r}; expected a process group that this process is in, as "
+            "`torch.distributed.new_group` gives it"
+        )
     return group.boxed()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -13,6 +17,7 @@ from shard_ranks import Context, expect_error, no_more_memory
 from torch import Tensor
 
 import loadplan
+from loadplan.broadcast import _Wire
 
 Weights = dict[str, Tensor]
 
@@ -44,29 +49,53 @@ def whole(weights: Weights, rank: int = 0) -> dict[str, list[Any]]:
     }
 
 
+WRONG_OPTIONS: dict[str, dict[str, Any]] = {
+    "missing": {"missing": "no"},
+    "another missing": {"missing": "skip"},
+    "time-out": {"timeout": -1.0},
+    "kind of time-out": {"timeout": "long"},
+}
+
+
+def raised_while_all_are_there(context: Context, call: Callable[[], object]) -> None:
+    """A rank that is gone would be an error of another kind."""
+
+    def interrupted() -> None:
+        try:
+            call()
+        except KeyboardInterrupt as error:
+            raise RuntimeError("interrupted") from error
+
+    expect_error(context, interrupted, None)
+    store = dist.distributed_c10d._get_default_store()
+    store.add("done", 1)
+    deadline = time.monotonic() + 10
+    while store.add("done", 0) < context.world and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
 def same_calls(context: Context, fault: str) -> None:
     """Rank 0 sends, the others receive.  What each says is in its report."""
     group = dist.new_group()
-    options = {"timeout": 60.0}
+    options: dict[str, Any] = {"timeout": 60.0}
     weights = {"w": torch.ones(6, 4)}
 
     def scheduled(**roles: Any) -> loadplan.ShardSchedule:
         return loadplan.schedule_shards(group, **roles, **options)
 
     def says(call: Callable[[], object]) -> None:
-        expect_error(context, call, None)
-        store = dist.distributed_c10d._get_default_store()
-        store.add("done", 1)
-        # A rank that is gone would be an error of another kind.
-        deadline = time.monotonic() + 10
-        while store.add("done", 0) < context.world and time.monotonic() < deadline:
-            time.sleep(0.01)
+        raised_while_all_are_there(context, call)
 
     if fault == "other ranks":
         pieces = [(0, ((0, 3), (0, 4)), torch.ones(3, 4)), (7, ((3, 6), (0, 4)), torch.ones(3, 4))]
         if context.rank == 0:
             return says(lambda: scheduled(shards={"w": pieces}))
         return says(lambda: scheduled(plan=planned(weights)[1]))
+    if fault in WRONG_OPTIONS:
+        if context.rank == 1:
+            options.update(WRONG_OPTIONS[fault])
+            return says(lambda: scheduled(plan=planned(weights)[1]))
+        return says(lambda: scheduled(shards=whole(weights)))
     if fault == "no shards":
         if context.rank == 0:
             return says(lambda: scheduled(shards={"w": []}))
@@ -218,3 +247,65 @@ def broadcast(context: Context, case: str) -> None:
         assert all(torch.equal(live, weights[name]) for name, live in model.live.items())
 
     expect_error(context, receive, None)
+
+
+def interrupted(context: Context, transport: str, path: str) -> None:
+    """Rank 1 gets a signal while it waits for rank 0: it is raised when the wait is over."""
+    group = dist.new_group()
+    weights = {"w": torch.ones(6, 4)}
+    model, plan = planned(weights)
+    loadplan.start_reload(model, atomic=True)
+    shards = loadplan.Shards(whole(weights)) if context.rank == 0 else None
+
+    def update() -> None:
+        if transport == "files":
+            loadplan.load_files_together(model, plan, path, group, timeout=60)
+            return
+        loadplan.exchange_shards(schedule, shards=shards, model=model, plan=plan)
+
+    schedule = loadplan.schedule_shards(group, shards=shards, plan=plan, timeout=60)
+    if context.rank == 0:
+        time.sleep(1)
+    if context.rank == 1:
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    raised_while_all_are_there(context, update)
+    context.report("rest", old=not model.live["w"].any())
+
+
+def half_sent(context: Context, rank: int, count: int) -> None:
+    """A signal or an error finds ``rank`` between two broadcasts of one message."""
+    group = dist.new_group()
+    weights = {f"w{i}": torch.ones(3, 5) for i in range(4)}
+    broadcast = _Wire._broadcast
+    calls = itertools.count(1)
+
+    def limited(wire: _Wire, tensor: Tensor) -> Tensor:
+        result = broadcast(wire, tensor)
+        if next(calls) == count:
+            raise KeyboardInterrupt if rank == 0 else RuntimeError("no memory for it")
+        return result
+
+    if context.rank == rank:
+        _Wire._broadcast = limited  # type: ignore[method-assign]
+    options: dict[str, Any] = {"bucket_nbytes": 64, "timeout": 60}
+    if context.rank == 0:
+        given: Any = weights if rank else weights.items()
+        call = lambda: loadplan.broadcast_weights(group, weights=given, **options)  # noqa: E731
+        return raised_while_all_are_there(context, call)
+    model, plan = planned(weights)
+    loadplan.start_reload(model)
+    raised_while_all_are_there(
+        context, lambda: loadplan.broadcast_weights(group, model=model, plan=plan, **options)
+    )
+
+
+def files_of_their_own(context: Context, paths: list[str], options: dict[str, Any]) -> None:
+    group = dist.new_group()
+    weights = {"w": torch.ones(6, 4)}
+    model, plan = planned(weights)
+    loadplan.start_reload(model)
+    path = paths[context.rank % len(paths)]
+    raised_while_all_are_there(
+        context,
+        lambda: loadplan.load_files_together(model, plan, path, group, timeout=60, **options),
+    )
