@@ -21,13 +21,20 @@ def is_dtensor(tensor: Any) -> bool:
 
 def boxes_of_dtensor(name: str, tensor: Any) -> dict[int, list[LocalBox]]:
     """By rank of the mesh.  A strided shard has several boxes, an empty one has none."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.placement_types import _StridedShard
+
     for placement in tensor.placements:
         if placement.is_partial():
             raise ValueError(
                 f"`{name}` is {placement}: a partial value is on no rank; redistribute it first"
             )
-        if not placement.is_replicate() and not hasattr(placement, "dim"):
-            raise ValueError(f"`{name}` is placed by {placement}, which is not known here")
+        # A class of its own may cut in a way of its own.
+        if type(placement) not in (Replicate, Shard, _StridedShard):
+            raise ValueError(
+                f"`{name}` is placed by {placement!r}, which is not known here; write its boxes "
+                "out as explicit `Shards`"
+            )
     return _boxes(tuple(tensor.shape), tensor.device_mesh, tuple(tensor.placements))
 
 

@@ -45,11 +45,14 @@ class ParallelLayout:
     vpp: int = 1
 
     def __post_init__(self) -> None:
+        for degree in ("tp", "dp", "pp", "ep", "etp", "vpp"):
+            if getattr(self, degree) < 1:
+                raise ValueError(f"{degree}={getattr(self, degree)}; a degree is 1 or more")
         if (self.tp * self.dp) % (self.ep * self.etp) != 0:
             raise ValueError(
                 f"ep={self.ep} times etp={self.etp} does not divide tp={self.tp} times dp={self.dp}"
             )
-        if self.expert is not None and self.num_experts % self.ep != 0:
+        if self.expert is not None and (self.num_experts < 1 or self.num_experts % self.ep != 0):
             raise ValueError(f"{self.num_experts} experts cannot be dealt evenly to ep={self.ep}")
         blocks = self.pp * self.vpp
         if self.pp > 1 and (self.layer is None or self.num_layers % blocks != 0):
@@ -69,6 +72,8 @@ class ParallelLayout:
         whole: Box = tuple((0, extent) for extent in meta.shape)
         first = self._stage(meta.name) * self.tp * self.dp
         expert = self._number(self.expert, meta.name)
+        if expert is not None and expert >= self.num_experts:
+            raise ValueError(f"`{meta.name}` is of expert {expert} of {self.num_experts}")
         cut = self.tp if expert is None else self.etp
         dim = next((d for p, d in self.tp_dims.items() if re.search(p, meta.name)), None)
         pieces = []
@@ -84,6 +89,9 @@ class ParallelLayout:
     def _cut(meta: ParamMeta, whole: Box, dim: int | None, index: int, count: int) -> Box:
         if dim is None or count == 1:
             return whole
+        if not -len(whole) <= dim < len(whole):
+            raise ValueError(f"`{meta.name}` of shape {tuple(meta.shape)} has no dimension {dim}")
+        dim %= len(whole)
         extent = meta.shape[dim]
         if extent % count != 0:
             raise ValueError(
@@ -96,7 +104,14 @@ class ParallelLayout:
     @staticmethod
     def _number(pattern: str | None, name: str) -> int | None:
         found = re.search(pattern, name) if pattern is not None else None
-        return int(found[1]) if found is not None else None
+        if found is None:
+            return None
+        if not found.re.groups or not (found[1] or "").isdecimal():
+            raise ValueError(
+                f"the first group of {pattern!r} is no number in `{name}`; put the number's "
+                r"digits in brackets, as (\d+)"
+            )
+        return int(found[1])
 
     def _stage(self, name: str) -> int:
         if self.pp == 1:

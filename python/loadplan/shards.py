@@ -150,10 +150,6 @@ class Shards:
         if index is None:
             numbers: list[int] = []
             for rank, box in pieces:
-                if len(box) != len(shape):
-                    raise ValueError(
-                        f"the box {tuple(box)} of rank {rank} is none of a tensor of {tuple(shape)}"
-                    )
                 numbers.append(rank)
                 numbers.extend(itertools.chain.from_iterable(box))
             index = self._handle.add_geometry(list(shape), CODE_OF[dtype], numbers)
@@ -170,6 +166,16 @@ class Shards:
             shape = _hull(name, [box for _, box, _ in pieces])
             dtype = _common_dtype(name, pieces)
         boxes = [(rank, box) for rank, box, _ in pieces]
+        for rank, box in boxes:
+            if len(box) != len(shape):
+                raise ValueError(
+                    f"`{name}`: the box {box} of rank {rank} is none of a tensor of shape {shape}"
+                )
+            if any(start > stop for start, stop in box):
+                raise ValueError(
+                    f"`{name}`: the box {box} of rank {rank} ends before it begins; expected "
+                    "(start, stop) for each dimension"
+                )
         index = self._geometry((shape, dtype, tuple(boxes)), shape, dtype, boxes)
         here = [(i, tensor) for i, (_, _, tensor) in enumerate(pieces) if tensor is not None]
         self._hold(name, index, [i for i, _ in here], [tensor for _, tensor in here])
@@ -217,6 +223,14 @@ class _Local:
     def parts(self) -> list[Tensor]:
         local = self._tensor.to_local().detach()
         # While its parts are held nothing else can lie there.
+        extents = zip(*([part.stop for part in where] for where in self._where), strict=True)
+        expected = tuple(max(stops) for stops in extents)
+        if local.numel() if not self._where else tuple(local.shape) != expected:
+            raise ValueError(
+                f"`{self.name}` of shape {tuple(self._tensor.shape)} holds {tuple(local.shape)} on "
+                f"this rank, where {self._tensor.placements} places {expected or 'nothing'}; what "
+                "is padded or cut otherwise is written out as explicit `Shards`"
+            )
         self._place = local.data_ptr(), local.stride()
         return [local[where] for where in self._where]
 

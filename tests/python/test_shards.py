@@ -578,6 +578,31 @@ def test_partial_values_are_refused() -> None:
         dist.destroy_process_group()
 
 
+def test_placements_and_local_tensors_that_are_not_what_they_seem() -> None:
+    """A class of its own may cut otherwise; a padded tensor holds what is no data."""
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    class Interleaved(Shard):
+        pass
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+    try:
+        mesh = DeviceMesh("cpu", [0, 1])
+        options = {"run_check": False, "shape": torch.Size((5, 2)), "stride": (2, 1)}
+        tensor = DTensor.from_local(torch.ones(3, 2), mesh, [Shard(0)], **options)
+        with pytest.raises(ValueError, match=r"`w` of shape \(5, 2\) holds \(3, 2\) on this rank"):
+            loadplan.Shards.of_tensors({"w": tensor})
+        tensor = DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0)], **options)
+        loadplan.Shards.of_tensors({"w": tensor})
+        tensor._spec.placements = (Interleaved(0),)
+        with pytest.raises(ValueError, match="`w` is placed by .*, which is not known here"):
+            loadplan.Shards.of_tensors({"w": tensor})
+    finally:
+        dist.destroy_process_group()
+
+
 def pieces(layout: loadplan.ParallelLayout, name: str, *shape: int):
     return layout.pieces(loadplan.ParamMeta(name, shape, F32))
 
@@ -643,3 +668,17 @@ def test_layouts_that_cannot_be() -> None:
         loadplan.ParallelLayout(tp=2, ep=2, expert="e", num_experts=7)
     with pytest.raises(ValueError, match="pp=2 needs `layer`"):
         loadplan.ParallelLayout(pp=2)
+    with pytest.raises(ValueError, match="tp=0; a degree is 1 or more"):
+        loadplan.ParallelLayout(tp=0)
+    with pytest.raises(ValueError, match="0 experts cannot be dealt evenly to ep=1"):
+        loadplan.ParallelLayout(expert=r"e(\d+)")
+    layout = loadplan.ParallelLayout(tp=2, expert=r"e(\d+)", num_experts=2, tp_dims={"w": -1})
+    with pytest.raises(ValueError, match="`e2.w` is of expert 2 of 2"):
+        pieces(layout, "e2.w", 4)
+    layout = loadplan.ParallelLayout(expert=r"experts", num_experts=2)
+    with pytest.raises(ValueError, match=r"first group of 'experts' is no number in `experts.1`"):
+        pieces(layout, "experts.1", 4)
+    layout = loadplan.ParallelLayout(tp=2, tp_dims={"w": -1, "v": 2})
+    assert pieces(layout, "w", 4, 6)[1] == (1, ((0, 4), (3, 6)))
+    with pytest.raises(ValueError, match=r"`v` of shape \(4, 6\) has no dimension 2"):
+        pieces(layout, "v", 4, 6)
