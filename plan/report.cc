@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -19,6 +20,31 @@ constexpr std::array kKinds = {EntryKind::kDirect, EntryKind::kDerived, EntryKin
 
 std::string Count(size_t number, const std::string& noun) {
   return absl::StrCat(number, " ", noun, number == 1 ? "" : "s");
+}
+
+// Names may hold anything, in files that others made above all. What would move a terminal's cursor
+// or colour its text, or turn the direction of a line, is written as its number.
+std::string Printable(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const auto byte = [&](size_t at) {
+      return at < text.size() ? static_cast<unsigned char>(text[at]) : 0U;
+    };
+    const unsigned first = byte(i), second = byte(i + 1), third = byte(i + 2);
+    if (first < 0x20 || first == 0x7F) {
+      absl::StrAppendFormat(&out, "\\x%02x", first);
+    } else if (first == 0xC2 && second >= 0x80 && second < 0xA0) {
+      absl::StrAppendFormat(&out, "\\x%02x", second);
+      i += 1;
+    } else if (first == 0xE2 && ((second == 0x80 && third >= 0xA8 && third <= 0xAE) ||
+                                 (second == 0x81 && third >= 0xA6 && third <= 0xA9))) {
+      absl::StrAppendFormat(&out, "\\u%04x", 0x2000 | (second & 0x3F) << 6 | (third & 0x3F));
+      i += 2;
+    } else {
+      out += text[i];
+    }
+  }
+  return out;
 }
 
 // The reason with its numbers and its quoted names of tensors folded. A quoted
@@ -89,9 +115,10 @@ void AppendReasons(const LoadPlan& plan, EntryKind kind, const std::string& titl
                    [](const Group& a, const Group& b) { return a.names.size() > b.names.size(); });
   absl::StrAppend(&out, title, "\n");
   for (const Group& group : groups) {
-    absl::StrAppend(&out, "  ", Count(group.names.size(), "name"), ": ", group.reason, "\n    ");
+    absl::StrAppend(&out, "  ", Count(group.names.size(), "name"), ": ", Printable(group.reason),
+                    "\n    ");
     for (size_t i = 0; i < std::min(group.names.size(), kMaxListed); ++i) {
-      absl::StrAppend(&out, i == 0 ? "" : ", ", plan.sources()[group.names[i]].name);
+      absl::StrAppend(&out, i == 0 ? "" : ", ", Printable(plan.sources()[group.names[i]].name));
     }
     absl::StrAppend(&out, group.names.size() > kMaxListed ? ", ...\n" : "\n");
   }
@@ -125,10 +152,12 @@ void AppendOverlaps(const LoadPlan& plan, std::string& out) {
     const auto target =
         std::find_if(plan.targets().begin(), plan.targets().end(),
                      [&](const TargetTensor& t) { return t.storage == overlap.storage; });
-    absl::StrAppend(&out, "  `", plan.sources()[static_cast<size_t>(overlap.first)].name, "` and `",
-                    plan.sources()[static_cast<size_t>(overlap.second)].name, "` share ",
+    const auto name = [&](std::int32_t source) {
+      return Printable(plan.sources()[static_cast<size_t>(source)].name);
+    };
+    absl::StrAppend(&out, "  `", name(overlap.first), "` and `", name(overlap.second), "` share ",
                     FormatNbytes(overlap.nbytes), " of `",
-                    target == plan.targets().end() ? "" : target->name, "`\n");
+                    target == plan.targets().end() ? "" : Printable(target->name), "`\n");
   }
   if (plan.overlaps().size() > kMaxListed) absl::StrAppend(&out, "  ...\n");
 }
@@ -138,7 +167,7 @@ void AppendUncovered(const LoadPlan& plan, std::string& out) {
   absl::StrAppend(&out, "not written: ", Count(plan.uncovered().size(), "target"), "\n");
   for (size_t i = 0; i < std::min(plan.uncovered().size(), kMaxListed); ++i) {
     const UncoveredTarget& target = plan.uncovered()[i];
-    absl::StrAppend(&out, "  `", plan.targets()[static_cast<size_t>(target.target)].name,
+    absl::StrAppend(&out, "  `", Printable(plan.targets()[static_cast<size_t>(target.target)].name),
                     "`: ", FormatNbytes(target.nbytes), " of ", FormatNbytes(target.total_nbytes),
                     "\n");
   }

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._inspect import differences, json_lines, overview, plan_of_name
+from ._inspect import differences, json_lines, overview, plan_of_name, printable
 from .plan_files import open_plan
 
 
@@ -81,7 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _inspect(args) if args.command == "inspect" else _diff(args)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         text = error.args[0] if isinstance(error, KeyError) else error
-        print(f"loadplan: {text}", file=sys.stderr)
+        words = "\n".join(map(printable, str(text).split("\n")))
+        print(f"loadplan: {words}", file=sys.stderr)
         return 2
 
 

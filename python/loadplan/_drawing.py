@@ -6,11 +6,11 @@ and one line of its legend, so that a model of 70,000 names fits on a page that 
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from html import escape
 from itertools import islice, product
 from math import ceil, prod, sqrt
 from typing import TypeAlias
@@ -19,6 +19,7 @@ from ._inspect import (
     Landing,
     Target,
     landings_of,
+    printable,
     targets_of,
     text_of_boxes,
     text_of_nbytes,
@@ -61,6 +62,11 @@ ColourOf: TypeAlias = Callable[[Landing], tuple[str, bool]]
 def folded(name: str, everywhere: bool = False) -> str:
     """Names that differ in numbers only are one: ``layers.12.w`` is ``layers.*.w``."""
     return re.sub(r"\d+" if everywhere else r"(?<![^.])\d+(?![^.])", "*", name)
+
+
+def escape(text: str, quote: bool = True) -> str:
+    """Control characters are none of XML."""
+    return html.escape(printable(text), quote)
 
 
 def _shortened(text: str, length: int) -> str:

@@ -44,6 +44,25 @@ class Target(NamedTuple):
     nbytes: int
 
 
+# What moves a terminal's cursor, colours its text or turns the direction of a line.
+_CONTROLS = {
+    code: f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+    for code in (
+        *range(0x20),
+        *range(0x7F, 0xA0),
+        *range(0x2028, 0x202F),
+        *range(0x2066, 0x206A),
+        0xFFFE,
+        0xFFFF,
+    )
+}
+
+
+def printable(line: str) -> str:
+    """Names may hold anything, in files that others made above all."""
+    return line.translate(_CONTROLS)
+
+
 @lru_cache(maxsize=1 << 16)
 def text_of_box(box: Box) -> str:
     return "[" + ", ".join(f"{start}:{stop}" for start, stop in box) + "]"
@@ -128,7 +147,7 @@ def overview(plan: LoadPlan, info: FileInfo, path: str) -> str:
     targets = targets_of(plan)
     shared = len(targets) - len({target.shares for target in targets})
     lines = [
-        f"{path}: {', '.join(saved)}",
+        printable(f"{path}: {', '.join(saved)}"),
         f"{len(targets)} targets{f', {shared} of them share a storage' if shared else ''}; "
         f"holds {info.num_operators} operators, {info.num_constants} constants, "
         f"{info.num_premises} premises",
@@ -168,7 +187,7 @@ def plan_of_name(plan: LoadPlan, name: str) -> str:
     for other, boxes in entry.inputs.items():
         if other != name:
             lines.append(f"  computed together with `{other}` {text_of_boxes(boxes)}")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def json_lines(plan: LoadPlan, info: FileInfo, name: str | None) -> Iterator[str]:
@@ -354,7 +373,7 @@ def diff_text(changes: list[Change], a: str, b: str) -> str:
             lines.append(f"    + {first.after}" if first.after else "    gone")
         if len(groups) > _MAX_LISTED:
             lines.append(f"  and {len(groups) - _MAX_LISTED} other changes")
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def _folded(text: str) -> str:

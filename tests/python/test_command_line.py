@@ -179,6 +179,45 @@ def test_diff_sees_the_order_of_elements(
     assert words in capsys.readouterr().out
 
 
+NAMES = ["a\nb", "\x1b[31mred", "\x00", "\x9bred", "\u202eeman", "<i>&", "\uffff"]
+
+
+def test_names_that_would_move_a_cursor_are_written_as_numbers(
+    tmp_path: Path, capsys: Capture
+) -> None:
+    """Names of a file that somebody else made.  Programs get them as they are."""
+    live = {name: torch.zeros(2) for name in NAMES}
+
+    def load(weights: object) -> None:
+        for name, weight in weights:  # type: ignore[attr-defined]
+            live[name].copy_(weight.exp())
+
+    plan = loadplan.plan_loads(Targets(live, load), {name: ((2,), F32) for name in NAMES})
+    file = str(tmp_path / "odd.loadplan")
+    plan.save(file, tag="\x1b[0m")
+    other = str(tmp_path / "other\x1b[0m.loadplan")
+    loadplan.plan_loads(Targets(live, load), {name: ((2,), F32) for name in NAMES[1:]}).save(other)
+    drawing = tmp_path / "odd.svg"
+    shown = [plan.report()]
+    for arguments in (
+        ["inspect", file],
+        ["inspect", file, "--name", NAMES[1]],
+        ["inspect", file, "--name", "\x1b[0m is no name"],
+        ["inspect", file, "--svg", str(drawing)],
+        ["diff", file, other],
+    ):
+        main(arguments)
+        out = capsys.readouterr()
+        shown += [out.out, out.err]
+    for text in shown:
+        assert not set(text) & {"\x1b", "\x00", "\x9b", "\u202e"}, text
+        assert "a\nb" not in text
+    assert r"a\x0ab, \x1b[31mred, \x00, \x9bred, \u202eeman, <i>&" in shown[0]
+    ElementTree.parse(drawing)
+    main(["inspect", file, "--json"])
+    assert set(json.loads(capsys.readouterr().out)["names"]) == set(NAMES)
+
+
 def test_errors_are_one_line(saved: str, tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "no").write_text("no plan")
     for arguments, words in (
