@@ -13,8 +13,8 @@ std::string_view KindProblem(const at::Tensor& tensor) {
   if (tensor.key_set().has(c10::DispatchKey::Python)) {
     return "is a tensor subclass that hides its memory; send its plain (local) tensor";
   }
-  if (tensor.layout() != at::kStrided || tensor.is_quantized()) {
-    return "is sparse or quantised; send a plain strided tensor";
+  if (tensor.layout() != at::kStrided || tensor.is_quantized() || tensor.is_nested()) {
+    return "is sparse, nested or quantised; send a plain strided tensor";
   }
   if (tensor.is_privateuseone()) return "is a trace tensor, which holds no data";
   return "";

@@ -51,9 +51,28 @@ def metadata(source: Source) -> list[ParamMeta]:
 def _refuse_duplicates(metas: list[ParamMeta]) -> None:
     seen: set[str] = set()
     for meta in metas:
+        check_name(meta.name, "checkpoint tensor")
         if meta.name in seen:
             raise ValueError(f"`{meta.name}` is declared twice; declare each name once")
         seen.add(meta.name)
+
+
+def check_name(name: Any, what: str) -> None:
+    """Text, as files and other processes have it."""
+    if not isinstance(name, str):
+        raise TypeError(f"a {what} is named {name!r}; expected a string")
+    if not name.isascii() and any("\ud800" <= letter <= "\udfff" for letter in name):
+        raise ValueError(f"a {what} is named {name!r}, which is no text; give it another name")
+
+
+def path_text(path: StrPath) -> str:
+    """A path as the library takes it.  ``ValueError``: it has bytes that are no UTF-8."""
+    text = os.fsdecode(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"the path {text!r} has bytes that are no UTF-8; rename it") from None
+    return text
 
 
 def _of_item(name: str, value: Any) -> ParamMeta:
@@ -82,7 +101,7 @@ def existing_paths(paths: StrPath | Iterable[StrPath]) -> list[str]:
             raise FileNotFoundError(f"`{path}` does not exist")
         if path.is_dir() and not (path / INDEX).exists() and not any(path.glob("*.safetensors")):
             raise FileNotFoundError(f"`{path}` holds neither {INDEX} nor a *.safetensors file")
-    return [str(path) for path in found]
+    return [path_text(path) for path in found]
 
 
 def _of_files(paths: list[str]) -> list[ParamMeta]:

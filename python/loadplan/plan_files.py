@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,7 +12,7 @@ import torch
 
 from ._library import DTYPE_OF, classes
 from ._sessions import session_of
-from .metadata import ParamMeta, Source, StrPath, metadata
+from .metadata import ParamMeta, Source, StrPath, metadata, path_text
 from .plan import LoadPlan, check_plannable, placement_of
 from .targets import Model, as_targets
 
@@ -51,7 +50,7 @@ def _torch_version() -> str:
 
 def save_plan(plan: LoadPlan, path: StrPath, tag: str | None) -> None:
     about = [_torch_version(), default_tag() if tag is None else tag, _literal(plan._placement)]
-    plan._handle.save(os.fspath(path), about, list(plan._rebound), plan.trace_seconds)
+    plan._handle.save(path_text(path), about, list(plan._rebound), plan.trace_seconds)
 
 
 def _literal(token: Any) -> str:
@@ -96,7 +95,7 @@ def load_plan(
     session = session_of(model, create=True)
     with open(path, "rb"):  # an OSError of the usual kind
         pass
-    file = classes.PlanFile(os.fspath(path))
+    file = classes.PlanFile(path_text(path))
     (_, _, _, literal), rebound, seconds, _ = file.about()
     handle = file.bind(
         *session.mode.lists(targets), _torch_version(), default_tag() if tag is None else tag
@@ -119,7 +118,7 @@ def open_plan(path: StrPath) -> tuple[LoadPlan, FileInfo]:
     """A plan out of a file without a model: for looking at, not for loading."""
     with open(path, "rb"):
         pass
-    file = classes.PlanFile(os.fspath(path))
+    file = classes.PlanFile(path_text(path))
     (version, torch_version, tag, literal), rebound, seconds, counts = file.about()
     handle = file.plan()
     placement = _value(path, literal)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ._dtensor import boxes_of_dtensor, is_dtensor
 from ._library import CODE_OF, classes
-from .metadata import ParamMeta, Source, metadata
+from .metadata import ParamMeta, Source, check_name, metadata
 
 if TYPE_CHECKING:
     from .layout import ParallelLayout
@@ -197,6 +197,7 @@ class Shards:
             self._locals.append(local)
 
     def _hold(self, name: str, geometry: int, pieces: list[int], tensors: list[Tensor]) -> None:
+        check_name(name, "checkpoint tensor")
         # Parameters as they are: where one is moved the library sees it.
         kept = [tensor if tensor.is_leaf else tensor.detach() for tensor in tensors]
         self._handle.add(name, geometry, pieces, kept)
@@ -222,7 +223,6 @@ class _Local:
 
     def parts(self) -> list[Tensor]:
         local = self._tensor.to_local().detach()
-        # While its parts are held nothing else can lie there.
         extents = zip(*([part.stop for part in where] for where in self._where), strict=True)
         expected = tuple(max(stops) for stops in extents)
         if local.numel() if not self._where else tuple(local.shape) != expected:
@@ -231,6 +231,7 @@ class _Local:
                 f"this rank, where {self._tensor.placements} places {expected or 'nothing'}; what "
                 "is padded or cut otherwise is written out as explicit `Shards`"
             )
+        # While its parts are held nothing else can lie there.
         self._place = local.data_ptr(), local.stride()
         return [local[where] for where in self._where]
 

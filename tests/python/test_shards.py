@@ -682,3 +682,26 @@ def test_layouts_that_cannot_be() -> None:
     assert pieces(layout, "w", 4, 6)[1] == (1, ((0, 4), (3, 6)))
     with pytest.raises(ValueError, match=r"`v` of shape \(4, 6\) has no dimension 2"):
         pieces(layout, "v", 4, 6)
+
+
+def test_names_and_paths_that_are_no_text(tmp_path: pathlib.Path) -> None:
+    ones = [(0, ((0, 4),), torch.ones(4))]
+    with pytest.raises(ValueError, match=r"named '\\udc80', which is no text"):
+        loadplan.Shards({"\udc80": ones})
+    with pytest.raises(TypeError, match="a checkpoint tensor is named 1; expected a string"):
+        loadplan.metadata({1: torch.ones(4)})  # type: ignore[dict-item]
+    model = targets_of({"w": torch.zeros(4)}, copy_rows)
+    plan = loadplan.plan_loads(model, {"w": ((4,), F32)})
+    with pytest.raises(ValueError, match="has bytes that are no UTF-8; rename it"):
+        plan.save(tmp_path / "\udcff")
+
+
+def test_nested_tensors_are_refused() -> None:
+    nested = torch.nested.nested_tensor([torch.ones(4)])
+    with pytest.raises(ValueError, match="`w` is sparse, nested or quantised"):
+        loadplan.Shards({"w": [(0, ((0, 4),), nested)]}, {"w": ((4,), F32)})
+
+
+def test_a_group_that_is_none() -> None:
+    with pytest.raises(TypeError, match="the group is None; expected a process group"):
+        loadplan.schedule_shards(None)  # type: ignore[arg-type]
