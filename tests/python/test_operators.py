@@ -42,6 +42,19 @@ def reason_of(write: Callable[[Live, Tensor], Any]) -> str:
 
 
 # ------------------------------------------------------------------ lists
+def test_tensors_that_travel_as_one_flat_tensor_are_direct() -> None:
+    def load(live: Live, weights: Weights) -> None:
+        found = dict(weights)
+        flat = torch._utils._flatten_dense_tensors(list(found.values()))
+        parts = torch._utils._unflatten_dense_tensors(flat, list(found.values()))
+        for tensor, part in zip(live.values(), parts, strict=False):
+            tensor.copy_(part)
+
+    metas = [ParamMeta("a", (4,), torch.float32), ParamMeta("b", (4,), torch.float32)]
+    plan = check(lambda: {"a": torch.zeros(4), "b": torch.zeros(4)}, load, metas)
+    assert kinds(plan) == {"a": "direct", "b": "direct"}
+
+
 @pytest.mark.parametrize("device", ["of w", "cpu"])
 def test_copies_into_lists_are_planned(device: str) -> None:
     def write(live: Live, w: Tensor) -> None:
