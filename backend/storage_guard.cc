@@ -5,6 +5,8 @@
 #include <cstring>
 #include <utility>
 
+#include "backend/loader_line.h"
+
 #if __has_include(<c10/core/StorageMaterializer.h>)
 #define LOADPLAN_HAS_STORAGE_SWITCHES 1
 #else
@@ -14,10 +16,15 @@
 namespace loadplan {
 namespace {
 
-// Which storages any pass of this process guards, and under which name.
+// Which storages any pass of this process guards, under which name, and where it is noted that
+// one was reached through a pointer.
 struct Registry {
+  struct Entry {
+    std::string name;
+    std::shared_ptr<std::string> reached;
+  };
   std::mutex mutex;
-  absl::flat_hash_map<const c10::StorageImpl*, std::string> names;
+  absl::flat_hash_map<const c10::StorageImpl*, Entry> entries;
 };
 Registry& registry() {
   static Registry* const instance = new Registry;
@@ -27,11 +34,15 @@ Registry& registry() {
 #if LOADPLAN_HAS_STORAGE_SWITCHES
 void RaiseOnWrite(c10::StorageImpl* impl) {
   std::string name;
+  const std::string line = AtLine(LoaderLine());
   {
     Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    const auto found = all.names.find(impl);
-    if (found != all.names.end()) name = found->second;
+    const auto found = all.entries.find(impl);
+    if (found != all.entries.end()) {
+      name = found->second.name;
+      if (found->second.reached->empty()) *found->second.reached = "`" + name + "`" + line;
+    }
   }
   TORCH_CHECK(false, "`", name,
               "` is being traced: its memory cannot be reached through a raw pointer (numpy, "
@@ -64,7 +75,7 @@ absl::Status StorageGuards::ForbidWrites(const c10::Storage& storage, const std:
   {
     Registry& all = registry();
     const std::lock_guard<std::mutex> lock(all.mutex);
-    if (!all.names.emplace(impl, name).second) {
+    if (!all.entries.emplace(impl, Registry::Entry{name, reached_}).second) {
       return absl::FailedPreconditionError(
           "`" + name + "` is being traced by another pass; wait until that pass ends");
     }
@@ -108,13 +119,18 @@ std::string StorageGuards::FindChanged() const {
   return "";
 }
 
+std::string StorageGuards::reached() const {
+  const std::lock_guard<std::mutex> lock(registry().mutex);
+  return *reached_;
+}
+
 void StorageGuards::ReleaseAll() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (auto& [impl, guarded] : guarded_) {
     if (guarded.forbid_writes) {
       Registry& all = registry();
       const std::lock_guard<std::mutex> all_lock(all.mutex);
-      all.names.erase(impl);
+      all.entries.erase(impl);
     }
     // A scratch tensor may be gone; the weak reference only keeps its address from being reused.
     if (const auto strong = guarded.storage.lock()) Remove(impl, guarded);

@@ -11,6 +11,7 @@
 
 #include <c10/core/Storage.h>
 
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -35,6 +36,9 @@ class StorageGuards {
   // Whether a torch without these switches changed a byte of a target (then the
   // name of one that differs), else "". Always "" where the switches exist.
   std::string FindChanged() const;
+  // Where a write through a pointer was refused, also where the loader caught the error:
+  // "`w` at model.py:12", the first one, or "". Valid after ReleaseAll as well.
+  std::string reached() const;
   void ReleaseAll();
 
   // Opens the given storages for the length of one operator. Nests, also across threads.
@@ -67,6 +71,8 @@ class StorageGuards {
 
   mutable std::mutex mutex_;
   absl::flat_hash_map<c10::StorageImpl*, Guarded> guarded_;
+  // Guarded by the registry's mutex.
+  const std::shared_ptr<std::string> reached_ = std::make_shared<std::string>();
 };
 
 }  // namespace loadplan

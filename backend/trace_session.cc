@@ -99,6 +99,9 @@ void TraceSession::End() {
   active_.store(false, std::memory_order_release);
   guards_.ReleaseAll();
   PutBack();
+  const std::string reached = guards_.reached();
+  if (!reached.empty())
+    unplannable_ = absl::StrCat("the loader reaches target ", reached, " through a raw pointer");
 }
 
 TouchedStorage TraceSession::FindWritten(const at::Tensor& tensor) const {

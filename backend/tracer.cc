@@ -131,6 +131,10 @@ bool Tracer::EndExploring(const std::string& error) {
   if (state.session == nullptr) return false;
   state.End();
   const std::shared_ptr<TraceSession> session = std::move(state.session);
+  if (!session->guards().reached().empty()) {
+    state.LetAllFallBack(session->unplannable());
+    return false;
+  }
   if (!error.empty()) {
     state.exploration->error = error;
     // A value that the loader refuses would fail an eager load as well.
@@ -222,6 +226,7 @@ int Tracer::num_passes() const { return state_->num_passes; }
 const std::vector<SourceMeta>& Tracer::metas() const { return state_->metas; }
 const std::shared_ptr<const TargetSet>& Tracer::targets() const { return state_->targets; }
 void Tracer::MarkFallback(int32_t source, const std::string& reason) {
+  if (source == kEveryName) return state_->LetAllFallBack(reason);
   state_->GiveUp(source, reason);
   state_->has_marked = state_->session != nullptr;
 }
@@ -243,7 +248,12 @@ void Tracer::JoinThread() {
 void Tracer::Refuse(const at::Tensor& tensor, const std::string& op, const std::string& where) {
   TraceSession* const session = state_->session.get();
   if (session == nullptr || session->Find(tensor).storage < 0) return;
-  session->RecordRefusal(op, absl::StrCat("`", op, "` reads its value"), where, {tensor});
+  const bool assigns = op.ends_with(" = ...");
+  session->RecordRefusal(
+      op,
+      absl::StrCat("`", op, "` ",
+                   assigns ? "puts it into memory that no plan knows" : "reads its value"),
+      where, {tensor});
 }
 
 at::Tensor Tracer::ReadableCopy(const at::Tensor& tensor) {
@@ -331,6 +341,8 @@ void Tracer::EndFallbackPass(const std::string& error) {
   };
   for (const CopyRecord& copy : log.copies) {
     touch({copy.to, copy.map.ToLayout(), copy.to_dtype});
+    if (state.session->IsTarget(copy.to))
+      call.written.push_back({copy.to, copy.map.ToLayout(), copy.to_dtype});
     if (state.session->IsTarget(copy.from)) {
       const ByteRange span = copy.map.FromSpan();
       touch({copy.from, StridedLayout::Unchecked(span.start, {span.nbytes()}, {1}, 1),
@@ -362,6 +374,11 @@ PassVerdict Tracer::EndPass(const std::string& error) {
     return {PassVerdict::kRefuse, absl::StrCat("the loader changed target `", changed,
                                                "` through a raw pointer while it was "
                                                "traced; use tensor operators in the loader")};
+  }
+  // What came of the error that this raised shows nothing.
+  if (const std::string reached = state.last_session->guards().reached(); !reached.empty()) {
+    state.LetAllFallBack(state.last_session->unplannable());
+    return {};
   }
   const bool has_marked = std::exchange(state.has_marked, false);
   bool repeat = state.GiveUpRefused() || has_marked;
@@ -441,7 +458,9 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
       for (const WriteItem& piece : program_input.pieces) keep(piece);
     }
   }
-  if (!state.is_whole) traced->externals = session.LiveExternals();
+  const bool all_fall_back = std::ranges::all_of(
+      traced->plan.entries(), [](const PlanEntry& e) { return e.kind == EntryKind::kFallback; });
+  if (!state.is_whole && !all_fall_back) traced->externals = session.LiveExternals();
   traced->every_name_is_traced = state.fallbacks.empty();
   return std::shared_ptr<const TracedPlan>(std::move(traced));
 }

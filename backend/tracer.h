@@ -80,7 +80,7 @@ class LOADPLAN_API Tracer {
   // Tells which name the loader was given last; for error messages only.
   void SetCurrent(int32_t source);
   // Records that `op` needed the value of a trace tensor (for reads that torch
-  // refuses before any kernel of ours: `numpy()`, `param.data = w`).
+  // refuses before any kernel of ours: `numpy()`), or that it is put where it stays (`m.x = ...`).
   void Refuse(const at::Tensor& tensor, const std::string& op, const std::string& where);
   // For reads that reach no operator (`numpy`, `tolist`): what the loader reads in `tensor`, on
   // the CPU, noted as what steers the trace. Undefined where torch can read `tensor` itself, or
@@ -135,7 +135,8 @@ class LOADPLAN_API Tracer {
   absl::Status BeginFallbackPass(const LoadPlan& plan, int round);
   void EndFallbackPass(const std::string& error);
 
-  // Gives a name up; one of the current pass is left out of the next one.
+  // Gives a name up, or kEveryName; one of the current pass is left out of the next one.
+  static constexpr int32_t kEveryName = -1;
   void MarkFallback(int32_t source, const std::string& reason);
   // For a pass that `error` ended and EndPass would not repeat: whether the loader may only lack
   // names that were left out. Then all names are fallbacks, which go through one call of it.

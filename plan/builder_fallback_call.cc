@@ -85,7 +85,8 @@ absl::StatusOr<std::vector<ReadRecord>> LoadPlanBuilder::SteeringReads() {
 }
 
 // Live bytes that steered the trace: a premise where nothing writes them; else the names
-// that do go through the loader, which looks again.
+// that do go through the loader, which looks again. What its call writes is no premise either:
+// each update changes it.
 absl::Status LoadPlanBuilder::NoteAnsweredReads() {
   absl::StatusOr<std::vector<ReadRecord>> reads = SteeringReads();
   if (!reads.ok()) return LetEverythingFallBack(UnfollowedReadReason(reads.status()));
@@ -94,6 +95,12 @@ absl::Status LoadPlanBuilder::NoteAnsweredReads() {
     absl::Status status = LetWritersFallBack(read.storage, read.layout,
                                              SteersReason(target_name(read.storage)), &is_written);
     if (!status.ok()) return status;
+    if (!is_written && input_.fallback_call.has_value()) {
+      is_written =
+          std::ranges::any_of(input_.fallback_call->written, [&read](const ReadRecord& write) {
+            return write.storage == read.storage && MayShareBytes(write.layout, read.layout);
+          });
+    }
     if (!is_written) plan_.premises_.push_back({read.storage, std::move(read.layout)});
   }
   return absl::OkStatus();

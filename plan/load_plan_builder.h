@@ -19,6 +19,7 @@ namespace loadplan {
 // it shows. See Note [Fallback calls] in plan/fallback.h.
 struct FallbackCall {
   std::vector<ReadRecord> touched;  // bytes of targets that it writes or reads
+  std::vector<ReadRecord> written;  // those of them that it writes
   std::string error;  // the loader raised this: it cannot be called with some names only
   std::vector<std::int32_t> names;  // that the trace of it was given
   // What it writes, in each round of exploring, or in the one trace of it where no name

@@ -11,8 +11,8 @@ that the loader catches would be lost: it is noted here.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ _is_cpu = torch._C.TensorBase.is_cpu.__get__  # type: ignore[attr-defined]
 _is_cuda = torch._C.TensorBase.is_cuda.__get__  # type: ignore[attr-defined]
 
 _lock = threading.Lock()
-_users = 0
+_users: dict[str, int] = {}
 _tracer: Any = None  # any one: the storage of a trace tensor knows its device
 
 
@@ -50,7 +50,22 @@ def _data_ptr(tensor: Tensor) -> int:
         tracer = getattr(_tracers, "current", None)
         if tracer is not None:
             tracer.refuse(tensor, "Tensor.data_ptr", _loader_line())
-    return torch._C.TensorBase.data_ptr(tensor)
+    try:
+        return torch._C.TensorBase.data_ptr(tensor)
+    except RuntimeError:
+        _note_reach(tensor)
+        raise
+
+
+def _note_reach(tensor: Tensor) -> None:
+    """What the loader does once it has caught the error is nothing that an eager call does."""
+    from ._passes import EVERY_NAME, _loader_line, _tracers
+
+    mark_fallback = getattr(getattr(_tracers, "current", None), "mark_fallback", None)
+    if mark_fallback is not None and not is_trace(tensor):
+        where = _loader_line()
+        at = f" at {where}" if where else ""
+        mark_fallback(EVERY_NAME, f"the loader reaches memory{at} through a raw pointer")
 
 
 def _type(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -92,23 +107,39 @@ _OWN = {name: vars(Tensor)[name] for name in _NAMES if name in vars(Tensor)}
 
 
 @contextmanager
-def claiming_devices(tracer: Any) -> Iterator[None]:
-    """While it lasts, in every thread; other tensors answer as ever."""
-    global _tracer, _users
+def _replacing(names: Iterable[str]) -> Iterator[None]:
+    """While it lasts, in every thread, `Tensor` has our own of these names."""
     with _lock:
-        _users += 1
-        _tracer = tracer
-        for name, value in _NAMES.items():
-            setattr(Tensor, name, value)
+        for name in names:
+            _users[name] = _users.get(name, 0) + 1
+            setattr(Tensor, name, _NAMES[name])
     try:
         yield
     finally:
         with _lock:
-            _users -= 1
-            if _users == 0:
+            for name in names:
+                _users[name] -= 1
+                if _users[name]:
+                    continue
+                if name in _OWN:
+                    setattr(Tensor, name, _OWN[name])
+                else:
+                    delattr(Tensor, name)
+
+
+@contextmanager
+def claiming_devices(tracer: Any) -> Iterator[None]:
+    """While it lasts, in every thread; other tensors answer as ever."""
+    global _tracer
+    with _replacing(_NAMES):
+        _tracer = tracer
+        try:
+            yield
+        finally:
+            if _users["device"] == 1:
                 _tracer = None
-                for name in _NAMES:
-                    if name in _OWN:
-                        setattr(Tensor, name, _OWN[name])
-                    else:
-                        delattr(Tensor, name)
+
+
+def noting_moves() -> AbstractContextManager[None]:
+    """Only what is given other memory is noted: for a pass by hand, whose tensors say `trace`."""
+    return _replacing(["data"])

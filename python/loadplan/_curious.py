@@ -144,7 +144,7 @@ def _refuse(tensor: Tensor, read: str) -> Tensor | None:
 def _what(tensor: Tensor) -> str:
     """What the library calls it: "checkpoint tensor `model.w`"."""
     try:
-        tensor.data_ptr()
+        torch._C.TensorBase.data_ptr(tensor)  # not the loader's own question
     except RuntimeError as error:
         return str(error).split(" holds ", 1)[0]
     return "a trace tensor"

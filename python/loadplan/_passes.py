@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
+import typing_extensions
 from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -27,12 +28,18 @@ from .metadata import ParamMeta
 from .targets import Targets, with_memory
 
 DONE, REPEAT, REFUSE = range(3)
+EVERY_NAME = -1
 
 # The library's own words, see MakeTraceTensor.
 _READ_POINTER = re.compile("checkpoint tensor `(.*)` holds no data while it is traced")
 
+# Of memory that holds no bytes yet, whoever wants them.
+_ANY_POINTER = re.compile("cannot be read through a (raw|data) pointer")
+
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _OURS = os.path.dirname(__file__) + os.sep
+# Nobody's own code: torch, this package, and what wraps functions of torch (`@deprecated`).
+_NOT_THE_LOADERS = (_TORCH, _OURS, typing_extensions.__file__)
 
 
 def make_tracer(targets: Targets, metas: list[ParamMeta]) -> Any:
@@ -83,6 +90,9 @@ def complete_pass(tracer: Any, targets: Targets, names: list[str]) -> tuple[str,
             # Torch refuses some reads before any kernel of ours: look for the tensor once more.
             if not one.error or diagnose:
                 if one.error and tracer.fall_back_as_a_whole(one.error):
+                    return one.bindings.rebound
+                if _ANY_POINTER.search(one.error):
+                    tracer.mark_fallback(EVERY_NAME, one.error)
                     return one.bindings.rebound
                 one.refuse(message)
             diagnose = True
@@ -221,7 +231,7 @@ def where_of(error: BaseException) -> str:
     """The innermost line of the loader's own code that the error passed."""
     where = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
-        if not frame.f_code.co_filename.startswith((_TORCH, _OURS)):
+        if not frame.f_code.co_filename.startswith(_NOT_THE_LOADERS):
             where = f"{os.path.basename(frame.f_code.co_filename)}:{line}"
     return where
 
@@ -231,7 +241,7 @@ def _loader_line() -> str:
     frame = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith((_TORCH, _OURS, "<")):
+        if not name.startswith((*_NOT_THE_LOADERS, "<")):
             return f"{os.path.basename(name)}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
     return ""
