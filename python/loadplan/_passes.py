@@ -68,21 +68,28 @@ def make_tracer(targets: Targets, metas: list[ParamMeta]) -> Any:
 
 def run_passes(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ...]:
     """All passes that the library needs.  Returns what the loader rebound, put back."""
-    rebound = complete_pass(tracer, targets, names)
+    refused: set[str] = set()
+    rebound = complete_pass(tracer, targets, names, refused)
     while explore(tracer, targets, names):
-        rebound = complete_pass(tracer, targets, names)
+        rebound = complete_pass(tracer, targets, names, refused)
     return rebound
 
 
-def complete_pass(tracer: Any, targets: Targets, names: list[str]) -> tuple[str, ...]:
+def complete_pass(
+    tracer: Any, targets: Targets, names: list[str], refused: set[str]
+) -> tuple[str, ...]:
     """Passes until one is complete, without the names that only real bytes could answer for."""
     diagnose = False
     while True:
-        one = _Pass(tracer, targets, names)
+        one = _Pass(tracer, targets, names, refused)
         one.run(diagnose)
         verdict, message = tracer.end_pass(one.error)
         if verdict == DONE:
             one.bindings.refuse_rebound_targets()
+            if attribute := one.bindings.differing_attribute():
+                tracer.mark_fallback(
+                    EVERY_NAME, f"the loader gives `{attribute}` another tensor, with other bytes"
+                )
             one.cause = None  # its frames hold tensors of the pass; the loader keeps none by that
             refuse_kept_tensors(tracer, names)
             return one.bindings.rebound
@@ -147,14 +154,16 @@ def refuse_kept_tensors(tracer: Any, names: list[str]) -> None:
 class _Pass:
     """One call of the loader on trace tensors."""
 
-    def __init__(self, tracer: Any, targets: Targets, names: list[str]) -> None:
+    def __init__(
+        self, tracer: Any, targets: Targets, names: list[str], refused: set[str] | None = None
+    ) -> None:
         self.tracer = tracer
         self.targets = targets
         self.names = names
         self.error = ""
         self.cause: BaseException | None = None
         self.current = -1
-        self.bindings = Bindings(targets)
+        self.bindings = Bindings(targets, refused)
 
     def run(self, diagnose: bool = False, begin: Callable[[], None] | None = None) -> None:
         load_weights = self.targets.load_weights

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 import torch
@@ -48,7 +48,7 @@ class LayerPlaces:
         if isinstance(self._layer, nn.Module):
             self._layer._non_persistent_buffers_set = set(self._non_persistent)
         for tensor, alias in self._aliases:
-            if not _is_same(tensor, alias):
+            if not is_same_place(tensor, alias):
                 with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                     tensor.data = alias
 
@@ -77,16 +77,43 @@ class Places:
         Not where a target over the same bytes has stayed, or has gone elsewhere: the old place
         holds the values of both.  The layouts tell of what is left in new memory.
         """
-        over: dict[int, list[_Move]] = {}
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            for name, tensor in targets.named().items():
-                if (old := self._aliases.get(name)) is not None:
-                    over.setdefault(_storage(old), []).append(_Move(tensor, old))
-            for moves in over.values():
-                for move in [move for move in moves if move.can_return(moves)]:
-                    if move.is_away():  # one tensor may have two names
-                        move.old.copy_(move.tensor.detach())
-                        move.tensor.data = move.old
+            moved = moved_targets(targets.named(), self._aliases)
+            copy_to_old_places(moved.values())
+            for tensor, old in moved.values():
+                tensor.data = old
+
+
+def moved_targets(
+    now: Mapping[str, Tensor], before: Mapping[str, Tensor]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Of targets that lie in other memory than `before`, those whose bytes fit into the old place.
+
+    By name: the tensor as it is now, and one that shows the old place.
+    """
+    over: dict[int, dict[str, _Move]] = {}
+    for name, tensor in now.items():
+        old = before.get(name)
+        if old is not None and isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+            over.setdefault(_storage(old), {})[name] = _Move(tensor, old)
+    return {
+        name: (move.tensor, move.old)
+        for moves in over.values()
+        for name, move in moves.items()
+        if move.can_return(moves.values())
+    }
+
+
+def copy_to_old_places(moved: Iterable[tuple[Tensor, Tensor]]) -> None:
+    # One tensor may have two names.
+    once = {
+        (id(tensor), _storage(old), _span(old)): (tensor.detach(), old) for tensor, old in moved
+    }
+    places = {storage for _, storage, _ in once}
+    # Two targets that have changed places: each is read before the other is written.
+    values = [value.clone() if _storage(value) in places else value for value, _ in once.values()]
+    for value, (_, old) in zip(values, once.values(), strict=True):
+        old.copy_(value)
 
 
 class _Move(NamedTuple):
@@ -98,7 +125,7 @@ class _Move(NamedTuple):
     def is_away(self) -> bool:
         return _storage(self.tensor) != _storage(self.old)
 
-    def can_return(self, moves: list[_Move]) -> bool:
+    def can_return(self, moves: Collection[_Move]) -> bool:
         """``moves``: of all targets over the same old storage, this one among them."""
         if not self.is_away() or not self._has_kind_of_old():
             return False
@@ -138,7 +165,8 @@ def _span(tensor: Tensor) -> tuple[int, int]:
     return start, start + int(extent) * tensor.itemsize
 
 
-def _is_same(tensor: Tensor, alias: Tensor) -> bool:
+def is_same_place(tensor: Tensor, alias: Tensor) -> bool:
+    """Whether both show the same bytes of the same memory in the same way."""
     with torch._C.DisableTorchFunctionSubclass():
         return bool(
             tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata

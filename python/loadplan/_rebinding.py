@@ -15,20 +15,28 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._curious import is_trace
+from ._places import copy_to_old_places, is_same_place, moved_targets
 from .targets import Targets
 
 _SLOTS = ("_parameters", "_buffers", "_modules")
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
 class Bindings:
     """A snapshot of the names that a loader may rebind: targets, and attributes of modules."""
 
-    def __init__(self, targets: Targets) -> None:
+    def __init__(self, targets: Targets, refused: set[str] | None = None) -> None:
+        """``refused``: attributes that earlier passes gave trace tensors; this one adds to them."""
+        self._refused = set() if refused is None else refused
         self.rebound: tuple[str, ...] = ()
+        self._targets = targets
         self._moved: list[str] = []
+        self._replaced: list[tuple[str, Tensor, Tensor]] = []
         self._named = targets.named()
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             self._aliases = {name: tensor.detach() for name, tensor in self._named.items()}
+        # Dicts and lists that are attributes: (name, it, what it held)
+        self._containers: list[tuple[str, Any, Any]] = []
         # (where, mapping, what it held, whether a change is one of targets)
         self._mappings: list[tuple[str, Any, dict[str, Any], bool]] = []
         root = targets.targets
@@ -47,6 +55,10 @@ class Bindings:
             held = module.__dict__[slot]
             self._mappings.append((name, held, dict(held), slot != "_modules"))
         self._mappings.append((name, module.__dict__, dict(module.__dict__), False))
+        for key in module.__dict__.keys() - _OF_EVERY_MODULE:
+            value = module.__dict__[key]
+            if isinstance(value, (dict, list)):
+                self._containers.append((f"{name}.{key}" if name else key, value, value.copy()))
 
     def attribute_of(self, storage: int) -> str:
         """The module's attribute that showed the memory before the pass, or ""."""
@@ -61,53 +73,129 @@ class Bindings:
     def put_back(self, tracer: Any) -> None:
         """Undoes what the pass rebound, and notes it in `rebound`.
 
-        A trace tensor that was put somewhere to stay makes its name a fallback: the loader then
-        puts the real one there.  Call inside the pass.
+        What stands in a target's place is copied into the target, where it fits.  A trace tensor
+        that was put somewhere else to stay makes its name a fallback: the loader then puts the
+        real one there.  Call inside the pass.
         """
         rebound: list[str] = []
-        for where, mapping, held, is_target in self._mappings:
-            changed = _changed_keys(mapping, held)
-            for key in changed:
-                name = f"{where}.{key}" if where else str(key)
-                rebound.append(name)
-                value = mapping.get(key)
-                # Also a real tensor that was traced into, or stands in a target's place.  What
-                # shows a target's own memory shows what an update writes there.
-                if is_trace(value) or (
-                    isinstance(value, Tensor)
-                    and (is_target or (tracer.is_symbolic(value) and not self._is_alias(value)))
-                ):
-                    tracer.refuse(value, f"{name} = ...", "")
-                if is_target and key in held and not is_trace(value):
-                    self._moved.append(name)
-            for key in changed:
-                if key in held:
-                    mapping[key] = held[key]
-                else:
-                    del mapping[key]
+        changes = [
+            (where, mapping, held, is_target, _changed_keys(mapping, held))
+            for where, mapping, held, is_target in self._mappings
+        ]
+        changes = [change for change in changes if change[-1]]
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            for name, tensor in self._named.items():
-                if _same_place(tensor, self._aliases[name]):
-                    continue
+            away = [
+                name
+                for name, tensor in self._named.items()
+                if not _same_place(tensor, self._aliases[name])
+            ]
+            if changes or away:
+                self._look_at_targets(tracer)
+            for where, mapping, held, is_target, changed in changes:
+                for key in changed:
+                    name = f"{where}.{key}" if where else str(key)
+                    rebound.append(name)
+                    if not is_target:
+                        self._look_at_attribute(tracer, name, mapping.get(key), held.get(key))
+                _put_back_keys(mapping, held, changed)
+            for name, container, held in self._containers:
+                rebound += _empty_of_trace(tracer, name, container, held)
+            self._containers.clear()  # what an earlier pass put there lives no longer by this
+            for name in away:
                 rebound.append(f"{name}.data")
-                # Torch lets a live tensor become a trace tensor without asking any kernel.
-                if is_trace(tensor):
-                    tracer.refuse(tensor, f"{name}.data = ...", "")
-                else:
-                    self._moved.append(name)
-                tensor.data = self._aliases[name]
+                self._named[name].data = self._aliases[name]
         self.rebound = tuple(rebound)
+
+    def restore(self) -> None:
+        """Puts back what is bound otherwise now, outside of a pass."""
+        for _, mapping, held, _ in self._mappings:
+            _put_back_keys(mapping, held, _changed_keys(mapping, held))
+        for _, container, held in self._containers:
+            if isinstance(container, list):
+                container[:] = held
+            else:
+                _put_back_keys(container, held, _changed_keys(container, held))
+
+    def _look_at_targets(self, tracer: Any) -> None:
+        """Before anything is put back: what lies under the names of targets, old ones and new."""
+        now = {k: t for k, t in self._targets.named().items() if isinstance(t, Tensor)}
+        followed = moved_targets(now, self._aliases)
+        copy_to_old_places(followed.values())
+        for name, tensor in now.items():
+            old = self._aliases.get(name)
+            if name in followed or (old is not None and _same_place(tensor, old)):
+                continue
+            is_data = tensor is self._named.get(name)
+            # Also a real tensor that was traced into, or stands in a target's place.
+            if is_trace(tensor) or old is not None or tracer.is_symbolic(tensor):
+                tracer.refuse(tensor, f"{name}.data = ..." if is_data else f"{name} = ...", "")
+            if old is not None and not is_trace(tensor):
+                self._moved.append(name)
+        self._moved += [name for name in self._aliases if name not in now]
+
+    def _look_at_attribute(self, tracer: Any, name: str, value: Any, held: Any) -> None:
+        if not isinstance(value, Tensor):
+            return
+        # What shows a target's own memory shows what an update writes there.
+        if is_trace(value) or (tracer.is_symbolic(value) and not self._is_alias(value)):
+            tracer.refuse(value, f"{name} = ...", "")
+            self._refused.add(name)
+        elif isinstance(held, Tensor):
+            self._replaced.append((name, value, held))
 
     def _is_alias(self, tensor: Tensor) -> bool:
         storage = storage_of(tensor)
         return storage != 0 and any(storage == storage_of(t) for t in self._aliases.values())
 
+    def differing_attribute(self) -> str:
+        """An attribute that shows another real tensor now, with other bytes, or "".
+
+        Not one that showed a trace tensor in an earlier pass: names that have been given up since
+        give it its bytes.  Call after the pass: targets may be read again.
+        """
+        for name, value, held in self._replaced:
+            if name in self._refused:
+                continue
+            shows_target = self._is_alias(value)
+            if not (_same_place if shows_target else _same_bytes)(value, held):
+                return name
+        return ""
+
     def refuse_rebound_targets(self) -> None:
         if self._moved:
             raise RuntimeError(
-                f"the loader replaces the memory of target `{self._moved[0]}` instead of copying "
-                "into it, which a load plan cannot follow; use `copy_`"
+                f"the loader replaces the memory of target `{self._moved[0]}` by what has another "
+                "shape or dtype, shares its memory or does without it, which a load plan cannot "
+                "follow; copy into the target"
             )
+
+
+def _empty_of_trace(tracer: Any, name: str, container: Any, held: Any) -> list[str]:
+    """Puts back entries of a dict or list that hold trace tensors; others are the loader's."""
+    is_list = isinstance(container, list)
+    if len(container) == len(held) and (
+        all(map(is_, container, held)) if is_list else not _changed_keys(container, held)
+    ):
+        return []
+    entries = list(enumerate(container) if is_list else container.items())
+    traced = [(key, value) for key, value in entries if is_trace(value)]
+    for key, value in traced:
+        tracer.refuse(value, f"{name}[{key!r}] = ...", "")
+        if not is_list and key in held:
+            container[key] = held[key]
+        elif not is_list:
+            del container[key]
+    if is_list and traced:
+        container[:] = held
+    return [f"{name}[{key!r}]" for key, _ in traced]
+
+
+def _put_back_keys(mapping: Any, held: Mapping[Any, Any], changed: list[Any]) -> None:
+    for key in changed:
+        if key in held:
+            mapping[key] = held[key]
+        elif key in mapping:  # attributes of a target may be listed twice
+            del mapping[key]
 
 
 def _changed_keys(mapping: Mapping[Any, Any], held: Mapping[Any, Any]) -> list[Any]:
@@ -131,10 +219,18 @@ def storage_of(tensor: Tensor) -> int:
 
 
 def _same_place(tensor: Tensor, alias: Tensor) -> bool:
-    return tensor.layout is not torch.strided or bool(
-        tensor.untyped_storage()._cdata == alias.untyped_storage()._cdata
-        and tensor.storage_offset() == alias.storage_offset()
-        and tensor.shape == alias.shape
-        and tensor.stride() == alias.stride()
-        and tensor.dtype == alias.dtype
-    )
+    return tensor.layout is not torch.strided or is_same_place(tensor, alias)
+
+
+def _same_bytes(one: Tensor, other: Tensor) -> bool:
+    """In the same layout, too."""
+    if storage_of(one) == 0 or storage_of(other) == 0:
+        return False
+    if one.dtype != other.dtype or one.shape != other.shape or one.stride() != other.stride():
+        return False
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+        bytes_of = [
+            tensor.detach().resolve_conj().resolve_neg().cpu().reshape(-1).view(torch.uint8)
+            for tensor in (one, other)
+        ]
+        return torch.equal(*bytes_of)

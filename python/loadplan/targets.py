@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 Weights: TypeAlias = Iterable[tuple[str, Tensor]]
@@ -85,6 +86,11 @@ class Targets:
         for name, tensor in named.items():
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"target `{name}` is {type(tensor).__name__}; expected a tensor")
+            if is_lazy(tensor):
+                raise ValueError(
+                    f"target `{name}` of a lazy module has no memory yet; run the model once, or "
+                    "load it once with its own loader, and then start the reload"
+                )
         if not aliases:
             return list(named), list(named.values())
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():

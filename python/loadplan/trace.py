@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
 from torch import Tensor
 
 from . import _curious
+from ._claims import noting_moves
 from ._passes import join_threads, make_tracer
+from ._rebinding import Bindings
 from .metadata import Source, metadata
 from .plan import OVERLAPS, Entry, LoadPlan
 from .targets import Model, Targets, as_targets
@@ -33,6 +36,7 @@ class Trace:
         if self._tracer is not None:
             raise RuntimeError("this trace has been used; make another one")
         self._tracer = make_tracer(self._targets, self._metas)
+        self._bindings = Bindings(self._targets)
         self._tracer.begin_pass()
         _curious.install()
         sources, tensors = self._tracer.take_pass_tensors()
@@ -40,8 +44,9 @@ class Trace:
             self._metas[source].name: tensor
             for source, tensor in zip(sources, tensors, strict=True)
         }
-        self._threads = join_threads(self._tracer)
-        self._threads.__enter__()
+        self._contexts = ExitStack()
+        self._contexts.enter_context(join_threads(self._tracer))
+        self._contexts.enter_context(noting_moves())
         return self
 
     def __exit__(
@@ -50,14 +55,20 @@ class Trace:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._threads.__exit__(None, None, None)
+        self._contexts.close()
         self._tensors = {}
+        try:
+            self._bindings.put_back(self._tracer)
+        except BaseException:
+            self._tracer.abandon_pass()
+            raise
         if error is not None:
             self._tracer.abandon_pass()
             return
         verdict, message = self._tracer.end_pass("")
         if message:
             raise RuntimeError(message)
+        self._bindings.refuse_rebound_targets()
         handle = self._tracer.build_plan(OVERLAPS.index("fallback"))
         self._plan = LoadPlan(handle, self._metas, None, None, 0.0)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._places import Places
+from ._rebinding import Bindings, storage_of
 from ._sessions import session_of
 from .plan import LoadPlan, reload_mode
 from .reload import abort_reload, finish_reload, load_planned, start_reload
@@ -40,8 +41,9 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
     """Runs the loader, then the plan, over the same weights, and lists what differs.
 
     In place, since loaders close over live parameters: pause the engine.  The bytes of before are
-    put back, also where the loader or the plan raises.  Old and eager bytes lie in temporary
-    files, so that memory is needed for two copies of the largest storage, not of the model.
+    put back, and so are attributes of modules, also where the loader or the plan raises.  Old and
+    eager bytes lie in temporary files, so that memory is needed for two copies of the largest
+    storage, not of the model.
 
     ``weights`` is used twice: a mapping, a list of pairs, or a function that gives pairs.  The
     loader gets each contiguous, on the device for which it was declared.
@@ -57,13 +59,14 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
     if session_of(model).state != "idle":
         raise RuntimeError("`verify` needs an idle model; finish or abort the reload first")
     pairs = _repeatable(weights)
-    storages, places = _storages(targets, plan), Places(targets)
+    storages, places, bindings = _storages(targets, plan), Places(targets), Bindings(targets)
     with tempfile.TemporaryFile() as before, tempfile.TemporaryFile() as eager:
         _save(storages, before)
         try:
             _load_eagerly(targets, _as_declared(targets, plan, pairs()))
             places.keep(targets)  # a loader that moves a tensor goes on: the plan finds it in place
             places.put_back()
+            bindings.restore()
             _save(storages, eager)
             _put_back(storages, before)
             start_reload(model)
@@ -75,6 +78,7 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
             if session.state == "active":
                 abort_reload(model)
             places.put_back()
+            bindings.restore()
             _put_back(storages, before)
             # Every byte is as before: nothing is left of a session that failed.
             if session.state != "idle":
@@ -128,13 +132,23 @@ def _storages(targets: Targets, plan: LoadPlan) -> list[tuple[tuple[str, ...], T
                 raise RuntimeError(f"`{name}` is on meta and has no bytes to compare")
             names.setdefault(storage._cdata, []).append(name)
             if storage._cdata not in views:
-                flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
-                views[storage._cdata] = flat.set_(storage, 0, (storage.nbytes(),), (1,))
-    mirrors = zip(*plan._handle.mirrors(), strict=True)
-    return [
-        *((tuple(names[key]), view) for key, view in views.items()),
-        *(((name,), view) for name, view in mirrors),
-    ]
+                views[storage._cdata] = _bytes_of(storage)
+    for name, mirror in zip(*plan._handle.mirrors(), strict=True):
+        names.setdefault(storage_of(mirror), []).append(name)
+        views.setdefault(storage_of(mirror), mirror)
+    # Of these a loader may change what no plan knows, where all its names go through it.
+    for path, layer in targets.named_layers().items() if targets.is_module() else ():
+        for key, value in vars(layer).items():
+            storage_id = storage_of(value) if isinstance(value, Tensor) else 0
+            if storage_id and storage_id not in views and value.device.type != "meta":
+                names[storage_id] = [f"{path}.{key}" if path else key]
+                views[storage_id] = _bytes_of(value.untyped_storage())
+    return [(tuple(names[key]), view) for key, view in views.items()]
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    flat = torch.empty(0, dtype=torch.uint8, device=storage.device)
+    return flat.set_(storage, 0, (storage.nbytes(),), (1,))
 
 
 def _save(storages: list[tuple[tuple[str, ...], Tensor]], file: IO[bytes]) -> None:

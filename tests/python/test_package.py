@@ -327,14 +327,14 @@ def test_what_a_loader_rebinds_is_put_back() -> None:
 
 
 @pytest.mark.parametrize("rebind", ["data", "parameter"])
-def test_a_loader_that_replaces_a_target_is_refused(rebind: str) -> None:
+def test_a_loader_that_replaces_a_target_by_another_kind_is_refused(rebind: str) -> None:
     class Replaces(Model):
         def load_weights(self, weights: Weights) -> None:
             list(weights)
             if rebind == "data":
-                self.weight.data = torch.zeros(2, 3)
+                self.weight.data = torch.zeros(3, 2)
             else:
-                self.weight = nn.Parameter(torch.zeros(2, 3))
+                self.weight = nn.Parameter(torch.zeros(2, 3, dtype=torch.float64))
 
     model = Replaces()
     before, place = model.weight, model.weight.data_ptr()

@@ -120,7 +120,7 @@ KINDS: dict[Copy, str] = {
     in_place: "fallback",
     constant: "fallback",
     read_back: "fallback",
-    put_inside: "fallback",
+    put_inside: "direct",
 }
 METAS = {"w": ((3,), F32), "b": ((2,), F32)}
 
