@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ._inspect import differences, json_lines, overview, plan_of_name, printable
+from ._inspect import differences, json_lines, names_like, overview, plan_of_name, printable
 from .plan_files import open_plan
 
 
@@ -23,8 +24,8 @@ def _parser() -> argparse.ArgumentParser:
     inspect.add_argument("--svg", metavar="OUT", help="draw what lands where")
     inspect.add_argument("--target", metavar="T", help="draw only targets like this (*, ?)")
     diff = commands.add_parser("diff", help="what changed; exit status 1 where anything did")
-    diff.add_argument("a")
-    diff.add_argument("b")
+    diff.add_argument("a", help="a plan file, before")
+    diff.add_argument("b", help="another, after")
     diff.add_argument("--json", action="store_true", help="the same, for programs")
     return parser
 
@@ -43,6 +44,10 @@ def _print(text: str) -> None:
 
 def _inspect(args: argparse.Namespace) -> int:
     plan, info = open_plan(args.file)
+    if args.name is not None and args.name not in plan.entries:
+        raise ValueError(
+            f"`{args.name}` was not declared when the plan was made{names_like(plan, args.name)}"
+        )
     if args.target is not None and args.svg is None:
         raise ValueError("--target says what to draw; give --svg OUT too")
     if args.svg is not None and (args.json or args.name is not None):
@@ -78,7 +83,13 @@ def _diff(args: argparse.Namespace) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(arguments)
     try:
-        return _inspect(args) if args.command == "inspect" else _diff(args)
+        status = _inspect(args) if args.command == "inspect" else _diff(args)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Who reads (`| head`) has seen enough; what is still to be flushed goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 2
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         text = error.args[0] if isinstance(error, KeyError) else error
         words = "\n".join(map(printable, str(text).split("\n")))

@@ -36,6 +36,7 @@ _COLOURS = (
     "#4e79a7", "#f28e2b", "#59a14f", "#b07aa1", "#76b7b2", "#edc948", "#ff9da7", "#9c755f",
     "#8cd17d", "#499894",
 )  # fmt: skip
+_ELSEWHERE = "#eaeef2"
 _FILL = {"constant": "url(#constant)", "live bytes": "url(#live)"}
 
 _STYLE = """
@@ -130,6 +131,14 @@ class _Page:
         self.fallbacks = [n for n, kind in zip(plan.entries, kinds, strict=True) if kind == 2]
         self.uncovered = plan.uncovered
 
+    def elsewhere(self, target: Target) -> bool:
+        """Whether its bytes are written as those of another target that lies there too."""
+        return (
+            target.shares != target.name
+            and target.name not in self.landings
+            and target.name not in self.uncovered
+        )
+
     def head(self, path: str, shown: list[Target], total: int) -> None:
         svg = self.svg
         svg.text(MARGIN, 42, path, "title")
@@ -139,9 +148,12 @@ class _Page:
         x = float(MARGIN)
         for fill, text in (
             ("#4e79a7", "copied"), ("derived", "cast or computed"), (_FILL["constant"], "constant"),
-            (_FILL["live bytes"], "live bytes kept"), ("", "not written by the plan"),
+            (_FILL["live bytes"], "live bytes kept"), (_ELSEWHERE, "written as another target"),
+            ("", "not written by the plan"),
         ):  # fmt: skip
-            if fill == "derived":
+            if fill == _ELSEWHERE:
+                svg.box(x, 78, 18, 12, fill, kind="thumb")
+            elif fill == "derived":
                 svg.box(x, 78, 18, 12, "#4e79a7")
                 svg.box(x, 78, 18, 12, "url(#derived)")
             else:
@@ -162,7 +174,7 @@ class _Page:
         colours = {key: self._colour(index, ls[0]) for index, (key, ls) in enumerate(lines.items())}
         key_of = {id(landing): key for key, ls in lines.items() for landing in ls}
         height = self._map(target, landings, lambda item: colours[key_of[id(item)]], top)
-        legend = self._legend(lines, colours, top)
+        legend = self._legend(target, lines, colours, top)
         members = self._members(group, top + height + 10) if len(group.members) > 1 else 0
         self.y = top + max(height + members, legend) + 22
 
@@ -218,6 +230,8 @@ class _Page:
             y = top + number // across * (high + gap)
             place[index] = x, y
             self.svg.box(x, y, width, high, "", kind="map")
+        for x, y in place.values() if self.elsewhere(target) else ():
+            self.svg.box(x, y, width, high, _ELSEWHERE, f"written as {target.shares}", "thumb")
         for landing in landings:
             fill, hatched = colour_of(landing)
             tip = f"{landing.source or landing.origin} {text_of_boxes(landing.from_boxes)}"
@@ -232,7 +246,11 @@ class _Page:
         return float(height)
 
     def _legend(
-        self, lines: dict[str, list[Landing]], colours: dict[str, tuple[str, bool]], top: float
+        self,
+        target: Target,
+        lines: dict[str, list[Landing]],
+        colours: dict[str, tuple[str, bool]],
+        top: float,
     ) -> float:
         y = top
         for key, landings in islice(lines.items(), _MAX_LINES):
@@ -242,7 +260,10 @@ class _Page:
             self.svg.text(x, y + 27, self._lands(landings), "quiet")
             y += _LINE
         if not lines:
-            self.svg.text(_LEGEND_X, y + 11, "nothing of its own that the plan writes", "quiet")
+            text = "nothing of its own that the plan writes"
+            if self.elsewhere(target):
+                text = f"the same bytes as {target.shares}, see there"
+            self.svg.text(_LEGEND_X, y + 11, _shortened(text, 120), "quiet")
             y += _LINE
         if len(lines) > _MAX_LINES:
             self.svg.text(_LEGEND_X, y + 11, f"and {len(lines) - _MAX_LINES} more", "quiet")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import islice
 from typing import Any, NamedTuple
 
 from ._library import DTYPE_OF
@@ -18,6 +21,7 @@ ORDERS = [
     " and ".join(word for bit, word in enumerate(ARRANGEMENTS) if n >> bit & 1) for n in range(8)
 ]
 _MAX_LISTED = 20
+_MAX_COMPARED = 5000  # names, letter by letter
 
 
 class Landing(NamedTuple):
@@ -145,15 +149,26 @@ def overview(plan: LoadPlan, info: FileInfo, path: str) -> str:
     if info.placement is not None:
         saved.append(f"placement {info.placement!r}")
     targets = targets_of(plan)
-    shared = len(targets) - len({target.shares for target in targets})
+    storages = len({target.shares for target in targets})
     lines = [
         printable(f"{path}: {', '.join(saved)}"),
-        f"{len(targets)} targets{f', {shared} of them share a storage' if shared else ''}; "
+        f"{len(targets)} targets{f' in {storages} storages' if storages < len(targets) else ''}; "
         f"holds {info.num_operators} operators, {info.num_constants} constants, "
         f"{info.num_premises} premises",
         plan.report(),
     ]
     return "\n".join(lines)
+
+
+def names_like(plan: LoadPlan, name: str) -> str:
+    """What follows the error that ``name`` is none of the plan's."""
+    found = [known for known in plan.entries if name in known or fnmatchcase(known, name)]
+    if not found:
+        found = get_close_matches(name, islice(plan.entries, _MAX_COMPARED), 3)
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return (
+        f"; names like it: {', '.join(f'`{known}`' for known in found[:3])}{more}" if found else ""
+    )
 
 
 def plan_of_name(plan: LoadPlan, name: str) -> str:

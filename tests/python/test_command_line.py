@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
@@ -235,6 +237,45 @@ def test_errors_are_one_line(saved: str, tmp_path: Path, capsys: Capture) -> Non
         assert main(arguments) == 2
         said = capsys.readouterr().err
         assert said.startswith("loadplan: ") and words in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "name, words",
+    [
+        ("0.q", "was not declared when the plan was made; names like it: `layers.0.q`\n"),
+        ("layers.*.w", "names like it: `layers.0.0.w`, `layers.0.1.w`\n"),
+        ("layers.0.qq", "names like it: `layers.0.q`"),
+        ("x", "was not declared when the plan was made\n"),
+    ],
+)
+def test_a_name_that_is_not_there(saved: str, name: str, words: str, capsys: Capture) -> None:
+    for arguments in ([], ["--json"]):
+        assert main(["inspect", saved, "--name", name, *arguments]) == 2
+        assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_tied_target_is_no_gap(filled: bool, tmp_path: Path, capsys: Capture) -> None:
+    embed = torch.zeros(4, 2)
+    tied = Targets(
+        {"embed": embed, "head": embed}, lambda ws: [embed.copy_(w) for n, w in ws if n == "e"]
+    )
+    plan = loadplan.plan_loads(tied, [ParamMeta("e" if filled else "f", (4, 2), F32)])
+    plan.save(tmp_path / "p")
+    assert main(["inspect", str(tmp_path / "p")]) == 0
+    assert "2 targets in 1 storages; holds" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "p"), "--svg", str(tmp_path / "p.svg")]) == 0
+    drawn = (tmp_path / "p.svg").read_text()
+    assert ("the same bytes as embed, see there" in drawn) == filled
+    assert ("nothing of its own that the plan writes" in drawn) != filled
+
+
+def test_a_reader_may_stop(saved: str) -> None:
+    command = [sys.executable, "-m", "loadplan", "inspect", saved, "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
 
 
 def test_a_plan_without_a_model_can_be_asked_and_not_used(saved: str) -> None:
