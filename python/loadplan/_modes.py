@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ._direct import Direct
 from .layerwise import Layerwise
+from .layerwise.whole import is_processed
 from .targets import Targets
 
 
@@ -58,6 +59,19 @@ class Mode(Protocol):
         ``outcome``: ``put back``: every byte and layout is as before the start; ``untouched``: no
         byte was written after `start`, so what that did is to be undone; ``undefined``: neither.
         """
+
+
+def in_kernel_format(targets: Targets) -> bool:
+    """Whether layers have left the load format that was recorded, and no hook brings it back."""
+    model = targets.targets
+    return targets.restore is None and isinstance(model, nn.Module) and is_processed(model)
+
+
+# What `plan_loads` and `load_plan` add to an error there.
+BEGIN_LAYERWISE = (
+    "layers of this model are in kernel format; for their load format call "
+    '`start_reload(model, mode="layerwise")` first'
+)
 
 
 def make_mode(

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ._library import DTYPE_OF
 from ._mirrors import Attributes
+from ._modes import BEGIN_LAYERWISE, in_kernel_format
 from ._passes import make_tracer, run_passes, trace_fallback_call
 from ._sessions import Session, session_of
 from .metadata import ParamMeta, Source, StrPath, metadata
@@ -146,7 +147,8 @@ class LoadPlan:
     def get_boxes(self, name: str) -> tuple[Box, ...] | None:
         """The parts of the checkpoint tensor to send, in elements; None: this rank needs nothing.
 
-        One box, the whole tensor, where `get_dest` is None.  KeyError: it was not declared.
+        One box, the whole tensor, where `get_dest` is None, which says something else: there the
+        name is needed.  KeyError: it was not declared.
         """
         boxes = self._handle.boxes(self._position(name))
         return None if boxes is None else _boxes(boxes)
@@ -155,8 +157,9 @@ class LoadPlan:
         """Pairs for which ``dest.copy_(full[box].reshape(dest.shape))`` is what the loader does.
 
         A destination has the checkpoint's dtype: raw bytes may be received into it.  Empty: this
-        rank needs nothing.  None: give the whole tensor to `load_planned`.  Write only between
-        `start_reload` and `finish_reload`.  KeyError: the name was not declared.
+        rank needs nothing, and `get_boxes` is None.  None: give the whole tensor to
+        `load_planned`.  Write only between `start_reload` and `finish_reload`, and call
+        `delivered` when a name is written.  KeyError: it was not declared.
         """
         dest = self._handle.dest(self._position(name))
         if dest is None:
@@ -203,7 +206,8 @@ class LoadPlan:
 
         ``tag`` says what the tensors do not show and the plan depends on: which rank this is, the
         engine's version, its configuration.  Only the same tag loads the file.  Default: the rank
-        in the default process group of torch.distributed, else empty.
+        in the default process group of torch.distributed; empty where there is none, and then
+        nothing tells the files of two ranks apart.
 
         Raises RuntimeError where a file cannot say all that the plan rests on: its loader read a
         tensor that is no target; ValueError for a placement token that is no plain value.
@@ -354,7 +358,8 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
     """Traces ``load_weights`` of the model once over the declared checkpoint tensors.
 
     Nothing is loaded and no live byte changes.  A module is planned between `start_reload` and
-    `finish_reload`; bare `Targets` without a ``restore`` hook at any time.
+    `finish_reload` (`abort_reload` where nothing is to be loaded yet); bare `Targets` without a
+    ``restore`` hook at any time.  ``metas``: what `metadata` takes.
 
     ``overlaps`` says what becomes of names that write the same byte: they go through the loader
     (``fallback``), the last one declared wins (``last_wins``), or planning fails (``error``).
@@ -369,6 +374,11 @@ def plan_loads(model: Model, metas: Source, overlaps: str = "fallback") -> LoadP
     session.enter("plan_loads")
     try:
         plan = _plan(model, session, metas, overlaps)
+    except RuntimeError as error:
+        # A loader that meets kernel tensors fails by their shapes, which says little.
+        if session.mode.per_name or not in_kernel_format(as_targets(model)):
+            raise
+        raise RuntimeError(f"{error}; {BEGIN_LAYERWISE}") from error
     finally:
         session.leave()
     session.know(plan)

@@ -11,6 +11,7 @@ from typing import Any, overload
 import torch
 
 from ._library import DTYPE_OF, classes
+from ._modes import BEGIN_LAYERWISE, in_kernel_format
 from ._sessions import session_of
 from .metadata import ParamMeta, Source, StrPath, metadata, path_text
 from .plan import LoadPlan, check_plannable, placement_of
@@ -86,7 +87,11 @@ def load_plan(
     operators again, another ``tag``, another placement token and, where ``metas`` are given, other
     metadata.  Values that the loader read (an expert map) are compared when an update begins.
 
-    Raises RuntimeError for a difference, ValueError for a file that is damaged or no plan file.
+    The plan of a layerwise reload is loaded after ``start_reload(model, mode="layerwise")``; any
+    other at any time.  ``tag``: as in `LoadPlan.save`.
+
+    Raises RuntimeError for a difference, ValueError for a file that is damaged or no plan file,
+    OSError for one that cannot be read.
     """
     check_plannable(model)
     targets = as_targets(model)
@@ -97,9 +102,13 @@ def load_plan(
         pass
     file = classes.PlanFile(path_text(path))
     (_, _, _, literal), rebound, seconds, _ = file.about()
-    handle = file.bind(
-        *session.mode.lists(targets), _torch_version(), default_tag() if tag is None else tag
-    )
+    about = [_torch_version(), default_tag() if tag is None else tag]
+    try:
+        handle = file.bind(*session.mode.lists(targets), *about)
+    except RuntimeError as error:
+        if session.mode.per_name and session.state == "active" or not in_kernel_format(targets):
+            raise
+        raise RuntimeError(f"{error}; {BEGIN_LAYERWISE}") from error
     saved, now = _value(path, literal), placement_of(targets)
     if saved != now:
         raise RuntimeError(

@@ -10,6 +10,7 @@ from typing import IO, TypeAlias
 import torch
 from torch import Tensor
 
+from ._modes import in_kernel_format
 from ._places import Places
 from ._rebinding import Bindings, storage_of
 from ._sessions import session_of
@@ -51,7 +52,7 @@ def verify(model: Model, plan: LoadPlan, weights: Weights) -> tuple[Difference, 
     Raises what the loader or the update raises, RuntimeError for a model that is not idle.
     """
     targets = as_targets(model)
-    if reload_mode() != "direct":
+    if reload_mode() != "direct" or in_kernel_format(targets):
         raise RuntimeError(
             "`verify` runs the loader on the live tensors, which are not in load format in mode "
             "layerwise; compare with a fresh model that is loaded and processed"

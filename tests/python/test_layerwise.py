@@ -506,6 +506,17 @@ def test_nothing_recorded_is_refused() -> None:
     assert loadplan.state(model).state == "idle"
 
 
+def test_a_processed_model_in_direct_mode_is_told_of_the_other() -> None:
+    model = ready(["repacked"])
+    checkpoint = model_checkpoint(["repacked"], 1)
+    plan = plan_of(model, checkpoint)
+    with pytest.raises(RuntimeError, match="`verify` runs the loader on the live tensors, which"):
+        loadplan.verify(model, plan, checkpoint)
+    loadplan.start_reload(model)
+    with pytest.raises(RuntimeError, match='kernel format; .* `start_reload.model, mode="layerw'):
+        loadplan.plan_loads(model, checkpoint)
+
+
 def test_a_mapping_has_no_layers() -> None:
     targets = loadplan.Targets({"w": torch.zeros(2)}, lambda weights: None)
     with pytest.raises(TypeError, match="needs a module"):

@@ -107,7 +107,8 @@ def record_metadata_for_reloading(model: nn.Module) -> None:
     """Records every layer's load format: call it before post-processing, once for a model.
 
     Parameters and buffers: class, attributes (``weight_loader``), shape, strides, dtype, device
-    and, where it takes little room, what they hold when nothing was loaded.
+    and, where it takes little room, what they hold when nothing was loaded.  A second call replaces
+    the record: after post-processing it takes the kernel format for the load format.
     """
     owners = [(layer, *_own(layer)) for layer in model.modules()]
     found = [
