@@ -140,11 +140,16 @@ class Session:
 
     def begin(self, plan: LoadPlan) -> None:
         """Makes ``plan`` the plan of the active reload; refuses it before anything is written."""
-        from .plan import placement_of
+        from .plan import LoadPlan, placement_of
 
         # What ends or fails the reload forgets it.
         if self._begun is plan:
             return
+        if not isinstance(plan, LoadPlan):
+            raise TypeError(
+                f"the plan is {type(plan).__name__}; expected what `plan_loads` or `load_plan` "
+                "returned"
+            )
         targets = self.targets
         if self.state == "active" and (now := placement_of(targets)) != plan._placement:
             raise RuntimeError(

@@ -14,7 +14,7 @@ from ._library import CODE_OF, DTYPE_OF, classes
 from ._sessions import Session, session_of
 from ._steps import step
 from .plan import LoadPlan
-from .reload import check_item, load_planned
+from .reload import checked_item, load_planned
 from .targets import Model
 from .transfer import boxed
 
@@ -37,8 +37,9 @@ def broadcast_weights(
 ) -> int:
     """Sends ``weights`` of rank ``source`` to all ranks of the group, in flat buckets.
 
-    The source gives ``weights``, the others the ``model`` and ``plan`` that they land in, between
-    `start_reload` and `finish_reload`.  Returns the bytes of tensors that were sent.
+    The source gives ``weights``, as `load_planned` takes them, the others the ``model`` and
+    ``plan`` that they land in, between `start_reload` and `finish_reload`.  Returns the bytes of
+    tensors that were sent.
 
     An error on one rank is raised on every rank: before the first bucket where a rank cannot take
     part, when the last one is through where it could not land one.  A rank that is gone, or gives
@@ -115,8 +116,8 @@ def _send(
     sent = 0
     bucket = _Bucket(wire.device, bucket_nbytes)
     try:
-        for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
-            check_item(name, tensor)
+        for item in weights.items() if isinstance(weights, Mapping) else weights:
+            name, tensor = checked_item(item)
             if not bucket.fits(tensor):
                 wire.send_bucket(bucket)
             bucket.add(name, tensor)

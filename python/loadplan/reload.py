@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -86,13 +87,14 @@ def start_reload(
 ) -> None:
     """Opens an update of ``model``.
 
-    ``mode="layerwise"`` is for layers whose kernel format is not their load format; call
+    ``mode`` is ``"direct"``, or what the environment says in ``LOADPLAN_RELOAD_MODE``.
+    ``"layerwise"`` is for layers whose kernel format is not their load format; call
     `record_metadata_for_reloading` before post-processing.  ``defer_processing`` processes all
     layers at the end; ``max_staging_bytes`` bounds what is staged at one time.
 
     ``required``: patterns of target names; the update is refused when one of them is not covered
     by bytes: before the first write where the plan shows it, after the call of the loader where
-    only that does.
+    only that does.  A pattern that names no target is an error of the first call with the plan.
 
     ``atomic``: every byte that the update overwrites is kept until `finish_reload`.  Whatever
     fails, and on `abort_reload`, the old bytes come back and the model is idle.  Up to
@@ -165,8 +167,8 @@ def load_planned(
         _load_together(session, plan, pairs, call)
     else:
         deliver = handle.deliver
-        for name, tensor in pairs:
-            check_item(name, tensor)
+        for item in pairs:
+            name, tensor = checked_item(item)
             # Not around the sender, which may wait for another thread.
             with step(session, call):
                 deliver(name, tensor)
@@ -182,16 +184,21 @@ def _load_together(
 ) -> None:
     names: list[str] = []
     tensors: list[Tensor] = []
-    for name, tensor in pairs:
-        names.append(name)
-        tensors.append(tensor)
+    try:
+        for name, tensor in pairs:
+            names.append(name)
+            tensors.append(tensor)
+    except (TypeError, ValueError):
+        for item in pairs:
+            checked_item(item)
+        raise
     if not all(issubclass(kind, Tensor) for kind in set(map(type, tensors))):
         for item in zip(names, tensors, strict=True):
-            check_item(*item)
+            checked_item(item)
     positions = plan._positions(names)
     if positions is None:
         for item in zip(names, tensors, strict=True):
-            check_item(*item)
+            checked_item(item)
     with step(session, call):
         handle = session.handle
         if plan.has_fallbacks:
@@ -206,18 +213,26 @@ def _load_together(
             handle.deliver_positions(positions, tensors)
 
 
-def check_item(name: object, tensor: object) -> None:
+def checked_item(item: Any) -> tuple[str, Tensor]:
+    try:
+        name, tensor = item
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"the weights give {type(item).__name__}; expected pairs of a name and a tensor"
+        ) from None
     if not isinstance(name, str) or not isinstance(tensor, Tensor):
         raise TypeError(
             f"`{name}` came with {type(tensor).__name__}; expected pairs of a name and a tensor"
         )
+    return name, tensor
 
 
 def finish_reload(model: Model, *, partial: Iterable[str] | None = None) -> Receipt:
     """Ends the update: checks that it is complete, sets the constants, returns a receipt.
 
     RuntimeError, with the reload still active, when something planned did not arrive.  ``partial``
-    lists the names of a selective update: these and no others.
+    lists the names of a selective update: all that arrived and no others; it sets the constants,
+    too.
     """
     if isinstance(partial, str):
         raise TypeError(f"`partial` is the string {partial!r}; expected a list of names")

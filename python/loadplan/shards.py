@@ -250,10 +250,20 @@ def _checked_piece(name: str, piece: Any) -> Piece:
         whole, box, tensor = 0, (), ...
     if not (tensor is None or isinstance(tensor, Tensor)):
         raise TypeError(
-            f"{piece!r:.60} is no shard of `{name}`; expected (rank, box, tensor), a box being one "
-            "(start, stop) for each dimension and the tensor None where it is in another process"
+            f"{_shown(piece)} is no shard of `{name}`; expected (rank, box, tensor), a box being "
+            "one (start, stop) for each dimension and the tensor None where it is in another "
+            "process"
         )
     return whole, box, tensor
+
+
+def _shown(piece: Any) -> str:
+    """Without the values of its tensors."""
+    if isinstance(piece, Tensor):
+        return f"a tensor of shape {list(piece.shape)}"
+    if isinstance(piece, (tuple, list)):
+        return f"({', '.join(map(_shown, piece))})"
+    return f"{piece!r:.60}"
 
 
 def _persistent_buffers(module: nn.Module) -> list[tuple[str, Tensor]]:

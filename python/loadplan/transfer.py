@@ -32,7 +32,8 @@ def load_shards(model: Model, plan: LoadPlan, shards: AnyShards, *, missing: str
     What is wrong with the shards (a gap, an overlap with two values, another shape or dtype than
     declared) is found before the first write, and fails the reload.  So is a name that the plan
     needs and that has no shards; with ``missing="skip"`` it is left to other calls, and
-    `finish_reload` asks for it unless ``partial`` leaves it out.
+    `finish_reload` asks for it unless ``partial`` leaves it out.  Errors number the ranks as
+    ``shards`` do; this model is the one after the last of them.
     """
     all_held = _all_held(missing)
     session = session_of(model)
@@ -147,11 +148,13 @@ def schedule_shards(
     """Plans the updates of a group: called by all its ranks, once for many updates.
 
     Trainers give their ``shards``, inference ranks the ``plan`` of their model, a rank that is both
-    gives both.  Every byte that a receiver needs crosses once; replicas take turns.  The group (or
-    its name) should be one of its own: ``torch.distributed.new_group()``.
+    gives both, and one that gives neither only takes part.  Every byte that a receiver needs
+    crosses once; replicas take turns.  The group (or its name) should be one of its own:
+    ``torch.distributed.new_group()``.
 
     Raises on every rank when shards and plans do not fit (a needed box that nobody holds, another
-    shape or dtype), or when some rank does not come within ``timeout`` seconds.  With
+    shape or dtype), or when some rank does not come within ``timeout`` seconds.  The group is not
+    used again then, also to schedule: make a new one.  With
     ``missing="skip"``, on all ranks, names that nobody holds (frozen ones, all but an adapter) are
     left out: they come by other calls, or not at all with ``finish_reload(partial=[...])``.
     """
@@ -172,6 +175,10 @@ def exchange_shards(
     rank, at the latest after the schedule's time-out; the reload has failed then, and the group is
     not used again.
     """
+    if not isinstance(schedule, ShardSchedule):
+        raise TypeError(
+            f"the schedule is {type(schedule).__name__}; expected what `schedule_shards` returned"
+        )
     handle = schedule._handle
     with schedule._update(), contextlib.ExitStack() as steps:
         session: Session | None = None
@@ -249,7 +256,7 @@ def _settled(exchange: Any, session: Session | None) -> list[int]:
 
 
 def send_shards(shards: AnyShards, schedule: ShardSchedule) -> ExchangeReceipt:
-    """The trainer's side of an update."""
+    """The trainer's side of an update: `exchange_shards` of a rank that receives nothing."""
     return exchange_shards(schedule, shards=shards)
 
 
@@ -297,7 +304,9 @@ def _plan_of(plan: LoadPlan | None) -> LoadPlan:
         return plan
     if plan is None:
         raise TypeError("a rank that receives gives its model and its plan")
-    raise TypeError(f"{type(plan).__name__} is no LoadPlan")
+    raise TypeError(
+        f"the plan is {type(plan).__name__}; expected what `plan_loads` or `load_plan` returned"
+    )
 
 
 def boxed(group: Group) -> Any:

@@ -434,10 +434,21 @@ def test_a_bad_arrival_fails_and_lists_what_landed(case: str, streamed: bool) ->
     assert loadplan.state(targets).state == "idle" and loadplan.state(targets).undefined == {}
 
 
+def test_a_plan_is_expected() -> None:
+    targets = simple(w=(2,))
+    loadplan.start_reload(targets)
+    with pytest.raises(TypeError, match="the plan is Targets; expected what `plan_loads` or `load"):
+        loadplan.load_planned(targets, targets, {})  # type: ignore[arg-type]
+    assert loadplan.state(targets).state == "active"
+
+
 def test_pairs_are_expected() -> None:
     targets = simple(w=(2,))
     plan = loadplan.plan_loads(targets, metas_of(w=(2,)))
     loadplan.start_reload(targets)
+    for weights in ([torch.ones(3)], iter([torch.ones(3)]), [3], iter([("w",)])):
+        with pytest.raises(TypeError, match="the weights give .*; expected pairs of a name and a"):
+            loadplan.load_planned(targets, plan, weights)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="`w` came with list; expected pairs"):
         loadplan.load_planned(targets, plan, [("w", [1.0, 2.0])])  # type: ignore[list-item]
 

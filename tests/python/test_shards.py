@@ -164,6 +164,17 @@ def test_what_is_no_piece(piece: object) -> None:
         loadplan.Shards({"w": [piece]})
 
 
+def test_an_error_about_a_piece_shows_no_values() -> None:
+    with pytest.raises(TypeError, match=r"^\(0, \(0, 4\), a tensor of shape \[\d+, \d+\]\) is no"):
+        loadplan.Shards({"w": [(0, (0, 4), FULL)]})
+
+
+def test_a_schedule_is_expected() -> None:
+    shards = loadplan.Shards({"w": [(0, ((0, 4), (0, 4)), FULL)]})
+    with pytest.raises(TypeError, match="the schedule is Shards; expected what `schedule_shards`"):
+        loadplan.send_shards(shards, shards)  # type: ignore[arg-type]
+
+
 def test_more_bytes_than_can_be_counted() -> None:
     metas = {"w": ((1 << 40, 1 << 40), F32)}
     box = ((0, 1 << 40), (0, 1 << 40))
