@@ -176,10 +176,11 @@ absl::StatusOr<std::vector<std::vector<std::int64_t>>> PeerGroup::AllGather(
     return absl::OkStatus();
   });
   if (!status.ok()) {
-    // Which of the two, a rank that others woke does not know.
-    return Prefixed(absl::StrCat("not all of the ", size_, " ranks came within ", Seconds(timeout_),
-                                 ", or one is gone: "),
-                    status);
+    // Which of the three, a rank that others woke does not know.
+    return Prefixed(
+        absl::StrCat("not all of the ", size_, " ranks came within ", Seconds(timeout_),
+                     ", or one is gone, or the group failed before and has to be made anew: "),
+        status);
   }
   std::vector<std::vector<std::int64_t>> result;
   for (const at::Tensor& output : outputs.front()) {
