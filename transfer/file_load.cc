@@ -187,23 +187,15 @@ absl::Status FileLoad::Prepare() {
   return OpenOverlapping();
 }
 
-// Names that write the same bytes go through the loader in the order in which they are begun: the
-// declared one, whichever file has its last byte first.
+// Names that write the same bytes go through the loader in the order in which they are begun: that
+// of the files, whichever has its last byte first.
 absl::Status FileLoad::OpenOverlapping() {
   const LoadPlan& plan = plan_->plan();
-  if (plan.overlaps().empty()) return absl::OkStatus();
-  std::vector<std::int32_t> tensor_of(plan.sources().size(), -1);
-  for (std::size_t i = 0; i < files_.tensors().size(); ++i) {
+  for (std::size_t i = 0; !plan.overlaps().empty() && i < files_.tensors().size(); ++i) {
     const std::optional<std::int32_t> entry = plan.Find(files_.tensors()[i].name);
     if (!entry.has_value()) continue;
-    const auto at = static_cast<std::size_t>(*entry);
-    if (plan.entries()[at].kind == EntryKind::kFallback) {
-      tensor_of[at] = static_cast<std::int32_t>(i);
-    }
-  }
-  for (const std::int32_t tensor : tensor_of) {
-    if (tensor < 0) continue;
-    if (absl::Status status = Open(tensor); !status.ok()) return status;
+    if (plan.entries()[static_cast<std::size_t>(*entry)].kind != EntryKind::kFallback) continue;
+    if (absl::Status status = Open(static_cast<std::int32_t>(i)); !status.ok()) return status;
   }
   return absl::OkStatus();
 }

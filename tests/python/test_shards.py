@@ -503,10 +503,9 @@ def test_names_that_overlap_go_through_the_loader_in_order(
             }
             loadplan.load_shards(model, plan, pieces)
         else:
-            # `a` and `z` in one file, in an order of its own.
-            paths = [str(tmp_path / file) for file in ("az", "m")]
-            save_file({name: weights[name] for name in "az"}, paths[0])
-            save_file({"m": weights["m"]}, paths[1])
+            paths = [str(tmp_path / f"{name}.safetensors") for name in order]
+            for name, path in zip(order, paths, strict=True):
+                save_file({name: weights[name]}, path)
             loadplan.load_files(model, plan, paths, progress=False, max_staging_bytes=1024)
         loadplan.finish_reload(model)
         assert torch.equal(live["w"], wanted["w"]), order
