@@ -24,7 +24,7 @@ FileLoadOptions DecodeOptions(const Ints& numbers) {
   TORCH_CHECK_VALUE(numbers.size() == 5, "5 options of a load are needed");
   FileLoadOptions options;
   options.num_threads = static_cast<int>(numbers[0]);
-  options.direct = numbers[1] != 0;
+  if (numbers[1] >= 0) options.direct = numbers[1] != 0;
   options.max_staging_nbytes = numbers[2];
   options.gap = numbers[3];
   options.skips_undeclared = numbers[4] != 0;

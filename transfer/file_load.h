@@ -34,28 +34,34 @@ namespace loadplan {
 
 // Note [How files are read]
 //
-// Every tensor's needed ranges are known before anything is read. They are cut into batches, some
-// of which are in flight and together no larger than `max_staging_nbytes`. A long segment that goes
-// as it is to one contiguous place in memory of the CPU is read straight to it. The others are read
-// into staging. The thread that has read them writes those that are plain copies, before they leave
-// its cache, and the session lands the rest. What lies in the file between two segments and is
-// cheaper to read than to step over is read along.
+// Every tensor's needed ranges are known before anything is read. They are cut into batches of
+// whole tensors, some of which are in flight. Of a tensor nothing is written before all its bytes
+// are there, and its file is seen to be as it was when its header was read. There are three ways:
 //
-// Of files in the page cache, what goes as it is to memory of the CPU is not read: the file is
-// mapped, a window at a time, and threads copy from there. See Note [Mapped files].
+// - mapped: a file in the page cache, for what goes as it is to memory of the CPU. Nothing is read:
+//   all of a tensor is mapped under one lease, and threads copy from there. See Note [Mapped
+//   files].
+// - direct: long parts of tensors, of a file that is not in the page cache. Read past it into
+//   staging in large pages, which costs the processor next to nothing.
+// - buffered: the rest, read through the page cache into staging. What lies in the file between two
+//   segments and is cheaper to read than to step over is read along.
 //
-// Nothing of a tensor is written before all its bytes are read, unless it goes straight to its
-// place or is larger than a batch. A file is compared with what it was when its header was read
-// before staged bytes are written, and before anything of a batch counts as landed. The session is
-// told of a write when its batch is submitted: a load that fails may name bytes as undefined that
-// no thread came to write.
+// What lies in staging and is copied as it is to memory of the CPU is written by the threads that
+// have read; the session lands the rest. Batches in flight are together no larger than
+// `max_staging_nbytes`. A tensor that is larger alone is mapped where the file can be leased, cold
+// or not. Else it is cut over several batches: the one kind that can be left half written.
+//
+// The session is told of a write when its batch is submitted: a load that fails may name bytes as
+// undefined that no thread came to write.
 //
 // The reader below knows ranges and memory, the session names and plans. Ranks of a node that read
 // disjoint ranges and exchange them would stand in between.
 
 struct FileLoadOptions {
   int num_threads = 0;  // 0: chosen
-  bool direct = false;  // past the page cache
+  // Past the page cache: everything, or nothing; else what is long and no whole tensor, which other
+  // ranks of the machine may read as well.
+  std::optional<bool> direct;
   Index max_staging_nbytes = Index{256} << 20;
   // Bytes read along between two ranges; -1: by cost, and files in the page cache may be mapped.
   Index gap = -1;
@@ -66,10 +72,10 @@ struct FileLoadOptions {
 struct FileLoadStats {
   Index names_done = 0;
   Index num_names = 0;
-  Index needed_nbytes = 0;   // by the plan, of the names in these files
-  Index planned_nbytes = 0;  // to be read, with gaps
-  Index read_nbytes = 0;     // so far, as the reader counts
-  Index in_place_nbytes = 0;
+  Index needed_nbytes = 0;    // by the plan, of the names in these files
+  Index planned_nbytes = 0;   // to be read, with gaps
+  Index read_nbytes = 0;      // so far, as the reader counts
+  Index in_place_nbytes = 0;  // from the file to their place, with no staging between
   double seconds = 0;
 };
 
@@ -102,8 +108,9 @@ class LOADPLAN_API FileLoad {
     // Where the thread that has read it writes it; else the session lands it.
     std::optional<PlacedPart> placed;
   };
+  static bool IsPlaced(const StagedPart& part) { return part.placed.has_value(); }
   struct InFlight {
-    const ReadBatch* batch = nullptr;
+    ReadBatch batch;
     std::shared_ptr<ReadGroup> group;
     at::Tensor staging;
     std::shared_ptr<const std::vector<StagedPart>> parts;
@@ -111,7 +118,18 @@ class LOADPLAN_API FileLoad {
     std::vector<Index> places;
     // Of those places: a session that fails lets go of some, and threads may be reading into them.
     std::vector<at::Tensor> held;
+    Index in_place_nbytes = 0;
   };
+  // Of a tensor, see Note [How files are read].
+  enum class Way : std::uint8_t { kNone, kMapped, kDirect, kBuffered };
+  struct FileFacts {
+    bool is_cached = false;
+    bool can_lease = false;
+    bool can_map = false;      // it can be leased, and all of it is in the page cache
+    bool can_go_past = false;  // direct reads are worth it
+    Index gap = 0;             // between two ranges, that is read along
+  };
+  using Ranges = std::vector<std::vector<ByteRange>>;  // per tensor
 
   FileLoad(ReloadSession& session, std::shared_ptr<const BoundPlan> plan, CheckpointFiles files,
            const FileLoadOptions& options);
@@ -120,11 +138,16 @@ class LOADPLAN_API FileLoad {
   absl::Status CheckTensor(const FileTensor& tensor, std::int32_t* entry) const;
   // How much of its tensors lies in the page cache and is read from there.
   double CachedShareOf(std::int32_t file) const;
-  // What is cached, how far apart reads are, what can be mapped.
   void LookAtFiles();
-  // `skipped`: tensors that are left alone.
-  void ChooseBatches(const std::vector<std::vector<ByteRange>>& ranges,
-                     const std::vector<bool>& skipped);
+  Way ChooseWay(std::int32_t tensor, std::int32_t entry,
+                const std::vector<ByteRange>& ranges) const;
+  void ChooseBatches(const Ranges& ranges);
+  // Batches of the tensors that are mapped, or of those that are read.
+  std::vector<ReadBatch> BatchesOf(const Ranges& ranges, bool mapped);
+  // A batch that could not be mapped, and those that were to be mapped after it: they are read.
+  void ReadInstead(const ReadBatch& refused);
+  // Whether the next batch may be submitted.
+  bool HasRoom() const;
   absl::Status SubmitNext();
   absl::Status Open(std::int32_t tensor);
   absl::Status OpenOverlapping();
@@ -135,8 +158,11 @@ class LOADPLAN_API FileLoad {
   // The same where they lie as in the file.
   Index PlaceInWindow(InFlight& next, std::vector<ReadJob>& jobs) const;
   absl::StatusOr<std::vector<StagedPart>> PartsOf(const InFlight& next);
-  absl::Status WritePlaced(const std::vector<StagedPart>& parts, const std::byte* staging,
-                           std::int32_t file) const;
+  // Runs of one tensor from segment `first` on, which is moved on, of about `most` bytes.
+  static std::vector<ByteRun> NextRuns(const InFlight& next, Index most, std::size_t& first);
+  AfterRead WritesOf(const InFlight& next, const std::byte* staging) const;
+  // `status` with the tensors that it is about.
+  absl::Status Explain(const absl::Status& status, const InFlight& read) const;
   absl::Status Land(const InFlight& read);
   // `staged`: the bytes of read.staging, here or on the device.
   absl::Status LandSegments(const InFlight& read, const at::Tensor& staged);
@@ -150,16 +176,17 @@ class LOADPLAN_API FileLoad {
   const std::shared_ptr<const BoundPlan> plan_;
   const CheckpointFiles files_;
   const FileLoadOptions options_;
-  std::vector<Index> gaps_;      // per file
-  std::vector<bool> can_map_;    // per file
-  std::vector<bool> is_mapped_;  // per tensor
+  std::vector<FileFacts> facts_;  // per file
+  std::vector<Way> ways_;         // per tensor
+  std::vector<bool> is_cut_;      // likewise: over several batches
   bool are_cached_ = true;
   bool is_small_ = false;  // batches are
   int num_threads_ = 0;
   std::size_t max_in_flight_ = 0;
-  std::vector<ReadBatch> batches_;
-  std::size_t next_batch_ = 0;
-  std::vector<bool> is_open_;  // per tensor
+  BatchLimits read_limits_;
+  std::deque<ReadBatch> batches_;  // not submitted
+  Index staged_nbytes_ = 0;        // of the batches in flight
+  std::vector<bool> is_open_;      // per tensor
   StagingBuffers buffers_;
   FileLoadStats stats_;
   double start_ = 0;

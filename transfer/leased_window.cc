@@ -1,31 +1,26 @@
 #include "transfer/leased_window.h"
 
 #include <fcntl.h>
-#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <csignal>
 #include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "transfer/page_cache.h"
 
 namespace loadplan {
 namespace {
 
 constexpr int kPopulateRead = 22;           // MADV_POPULATE_READ, Linux 5.14; not in every header
 constexpr Index kBrought = Index{1} << 16;  // gaps up to it come with what is touched
-constexpr auto kXfs = 0x58465342;
 
-bool KeepsLeases(int fd) {
-  struct statfs found {};
-  if (fstatfs(fd, &found) != 0) return false;
-  constexpr long kKinds[] = {EXT4_SUPER_MAGIC, kXfs, BTRFS_SUPER_MAGIC, TMPFS_MAGIC};
-  return std::ranges::find(kKinds, found.f_type) != std::end(kKinds);
+Index PageOf(Index offset) {
+  static const Index page = sysconf(_SC_PAGESIZE);
+  return offset - offset % page;
 }
 
 // A descriptor that holds a lease until it is closed.
@@ -47,43 +42,56 @@ OwnedFd Lease(int fd) {
 
 bool LeasedWindow::IsPossible(int fd) {
   const ByteRange first{0, 1};
-  return KeepsLeases(fd) && Open(fd, first, {&first, 1}).has_value();
+  return IsOnLocalFileSystem(fd) && Open(fd, first, {&first, 1}).has_value();
 }
 
-std::optional<LeasedWindow> LeasedWindow::Open(int fd, ByteRange range,
-                                               std::span<const ByteRange> touched) {
-  static const Index page = sysconf(_SC_PAGESIZE);
+std::optional<LeasedWindow> LeasedWindow::Open(int fd, ByteRange range) {
   LeasedWindow window;
   window.leased_ = Lease(fd);
   if (window.leased_.get() < 0) return std::nullopt;
   // Not left to the pages: the last one may be touched behind the end, and shows zeros.
   struct stat found {};
   if (fstat(window.leased_.get(), &found) != 0 || found.st_size < range.stop) return std::nullopt;
-  const auto round_down = [](Index offset) { return offset - offset % page; };
-  const Index start = round_down(range.start);
+  const Index start = PageOf(range.start);
   const auto nbytes = static_cast<std::size_t>(range.stop - start);
   void* const pages = mmap(nullptr, nbytes, PROT_READ, MAP_SHARED, window.leased_.get(), start);
   if (pages == MAP_FAILED) return std::nullopt;
   window.pages_ = pages;
   window.nbytes_ = nbytes;
-  auto* const base = static_cast<std::byte*>(pages);
-  window.data_ = base + (range.start - start);
+  window.range_ = range;
+  window.data_ = static_cast<std::byte*>(pages) + (range.start - start);
+  return window;
+}
+
+std::optional<LeasedWindow> LeasedWindow::Open(int fd, ByteRange range,
+                                               std::span<const ByteRange> touched) {
+  std::optional<LeasedWindow> window = Open(fd, range);
+  if (window.has_value() && !window->Bring(touched)) return std::nullopt;
+  return window;
+}
+
+bool LeasedWindow::Bring(std::span<const ByteRange> touched) const {
+  auto* const base = static_cast<std::byte*>(pages_);
+  const Index start = PageOf(range_.start);
   for (std::size_t i = 0; i < touched.size();) {
-    const Index first = round_down(touched[i].start);
+    const Index first = PageOf(touched[i].start);
     Index stop = touched[i].stop;
     while (++i < touched.size() && touched[i].start - stop <= kBrought) stop = touched[i].stop;
     if (madvise(base + (first - start), static_cast<std::size_t>(stop - first), kPopulateRead) !=
         0) {
-      return std::nullopt;
+      return false;
     }
   }
-  return window;
+  return true;
 }
+
+bool LeasedWindow::IsQuiet() const { return fcntl(leased_.get(), F_GETLEASE) == F_RDLCK; }
 
 LeasedWindow::LeasedWindow(LeasedWindow&& other) noexcept
     : leased_(std::move(other.leased_)),
       pages_(std::exchange(other.pages_, nullptr)),
       nbytes_(other.nbytes_),
+      range_(other.range_),
       data_(other.data_) {}
 
 // The pages before the lease.

@@ -24,8 +24,9 @@ namespace loadplan {
 // process may cut short must not be mapped. A read lease (F_SETLEASE) rules that out: it is refused
 // while anyone has the file open for writing, and whoever would open it for writing, or truncate
 // it, waits until it is given back. A lease that is not given back ends after
-// /proc/sys/fs/lease-break-time (45 s); a window lasts milliseconds. While a writer waits there are
-// no new leases: the next windows are read instead, and the stamps of the file tell what happened.
+// /proc/sys/fs/lease-break-time (45 s); a window lasts milliseconds, or as long as one large tensor
+// takes. While a writer waits there are no new leases: what comes next is read instead, and the
+// stamps of the file tell what happened.
 //
 // What can go wrong with a page is found when the window is opened: MADV_POPULATE_READ brings all
 // that will be touched, and fails where a touch would end the process.
@@ -37,14 +38,21 @@ class LOADPLAN_API LeasedWindow {
  public:
   // Whether windows of the file, which has a byte, can be had as things are now.
   static bool IsPossible(int fd);
-  // Maps `range` of the file and brings `touched`, parts of it, ascending; no other byte may be
-  // read. nullopt: it cannot be had now; read instead. Compare the stamp of the file after it: what
-  // it was before the lease is not known.
+  // Maps `range` of the file. nullopt: it cannot be had now; read instead. Compare the stamp of the
+  // file after it: what it was before the lease is not known.
+  static std::optional<LeasedWindow> Open(int fd, ByteRange range);
+  // The same with Bring.
   static std::optional<LeasedWindow> Open(int fd, ByteRange range,
                                           std::span<const ByteRange> touched);
   LeasedWindow(LeasedWindow&& other) noexcept;
   LeasedWindow& operator=(LeasedWindow&& other) = delete;
   ~LeasedWindow();
+
+  // Brings `touched`, parts of the range, ascending: no other byte may be read. False: some cannot
+  // be had, of which a read says more. Several threads may at once.
+  bool Bring(std::span<const ByteRange> touched) const;
+  // Whether nobody waits to change the file.
+  bool IsQuiet() const;
 
   // Byte `range.start` of the file.
   const std::byte* data() const { return data_; }
@@ -55,6 +63,7 @@ class LOADPLAN_API LeasedWindow {
   OwnedFd leased_;  // an open file of its own: a lease belongs to one
   void* pages_ = nullptr;
   std::size_t nbytes_ = 0;  // of the pages
+  ByteRange range_;
   const std::byte* data_ = nullptr;
 };
 

@@ -10,6 +10,10 @@ namespace loadplan {
 // where the file system does not say. Waits for no disk.
 double CachedShare(int fd, ByteRange range);
 
+// Whether the file lies on a kind of file system that only this machine's kernel changes, and that
+// takes direct reads: ext4, xfs, btrfs, tmpfs.
+bool IsOnLocalFileSystem(int fd);
+
 }  // namespace loadplan
 
 #endif  // LOADPLAN_TRANSFER_PAGE_CACHE_H_

@@ -16,22 +16,26 @@ class Batcher {
   void Add(std::int32_t tensor, Index offset, const std::vector<ByteRange>& ranges) {
     Index nbytes = 0;
     for (const ByteRange& range : ranges) nbytes += range.nbytes();
-    if (used_ > 0 && nbytes > 0 &&
-        (used_ + nbytes > limits_.nbytes || offset + ranges.back().stop - start_ > limits_.span)) {
-      Close();
-    }
+    const bool fits = nbytes == 0 || (nbytes <= limits_.nbytes &&
+                                      ranges.back().stop - ranges.front().start <= limits_.span);
+    if (nbytes > 0 && (!fits || (current_.nbytes > 0 && !HasRoom(offset, ranges, nbytes)))) Close();
+    const bool is_cut = nbytes > limits_.most;
     for (ByteRange range : ranges) {
       while (!range.empty()) {
-        if (RoomAt(offset + range.start) <= 0) Close();
-        if (used_ == 0) start_ = offset + range.start;
-        const Index room = RoomAt(offset + range.start);
+        Index room = kMaxSegment;
+        if (is_cut) {
+          if (RoomAt(offset + range.start) <= 0) Close();
+          room = std::min(room, RoomAt(offset + range.start));
+        }
+        if (current_.nbytes == 0) start_ = offset + range.start;
         const Index stop = range.start + std::min(range.nbytes(), room);
         current_.segments.push_back({tensor, {range.start, stop}});
-        used_ += stop - range.start;
+        current_.nbytes += stop - range.start;
         range.start = stop;
       }
     }
     current_.finishes.push_back(tensor);
+    if (!fits) Close();
   }
 
   std::deque<ReadBatch> Take() {
@@ -43,19 +47,21 @@ class Batcher {
   void Close() {
     if (current_.segments.empty() && current_.finishes.empty()) return;
     batches_.push_back(std::exchange(current_, {}));
-    used_ = 0;
   }
 
+  bool HasRoom(Index offset, const std::vector<ByteRange>& ranges, Index nbytes) const {
+    return current_.nbytes + nbytes <= limits_.nbytes &&
+           offset + ranges.back().stop - start_ <= limits_.span;
+  }
   // Bytes that can be added, from `offset` of the file on.
   Index RoomAt(Index offset) const {
-    if (used_ == 0) return limits_.nbytes;
-    return std::min(limits_.nbytes - used_, limits_.span - (offset - start_));
+    if (current_.nbytes == 0) return limits_.nbytes;
+    return std::min(limits_.nbytes - current_.nbytes, limits_.span - (offset - start_));
   }
 
   const BatchLimits limits_;
   std::deque<ReadBatch> batches_;
   ReadBatch current_;
-  Index used_ = 0;
   Index start_ = 0;  // of the first segment, in the file
 };
 

@@ -22,6 +22,7 @@ struct Segment {
 struct ReadBatch {
   std::vector<Segment> segments;       // of one file, ascending
   std::vector<std::int32_t> finishes;  // tensors of which nothing comes after this batch
+  Index nbytes = 0;                    // of the segments
   bool is_mapped = false;              // for the caller
 };
 
@@ -29,14 +30,19 @@ struct BatchLimits {
   Index nbytes = 0;  // of all segments
   // From the first byte of a batch to its last, in the file.
   Index span = std::numeric_limits<Index>::max();
+  // A tensor of more bytes is cut over several batches; one of fewer, but more than a batch has, is
+  // a batch of its own.
+  Index most = std::numeric_limits<Index>::max();
 };
 
-// All of `ranges` (per tensor of `files`; ascending), in batches within `limits`. A tensor
-// that fits in one batch is in one batch. Files take turns, so that several are read at once.
-// `skipped` tensors (true) are in none.
+// All of `ranges` (per tensor of `files`; ascending), in batches within `limits` and segments of at
+// most kMaxSegment bytes. Files take turns, so that several are read at once. `skipped` tensors
+// (true) are in none.
 std::vector<ReadBatch> MakeBatches(const CheckpointFiles& files,
                                    std::span<const std::vector<ByteRange>> ranges,
                                    const std::vector<bool>& skipped, const BatchLimits& limits);
+// What one thread copies in one go.
+inline constexpr Index kMaxSegment = Index{8} << 20;
 
 // A contiguous copy of `nbytes` bytes.
 struct ByteRun {

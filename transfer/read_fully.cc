@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
 #include <system_error>
 
 #include "absl/strings/str_cat.h"
@@ -10,15 +11,16 @@
 
 namespace loadplan {
 
-absl::Status ReadFully(int fd, Index offset, Index nbytes, std::byte* to) {
+absl::Status ReadFully(int fd, Index offset, Index nbytes, std::byte* to, Index* failed_at) {
   Index done = 0;
   while (done < nbytes) {
     const ssize_t got =
         pread(fd, to + done, static_cast<std::size_t>(nbytes - done), offset + done);
     if (got < 0 && errno == EINTR) continue;
+    if (got <= 0 && failed_at != nullptr) *failed_at = offset + done;
     if (got < 0) {
-      return absl::DataLossError(
-          absl::StrCat("cannot be read: ", std::generic_category().message(errno)));
+      const std::string why = std::generic_category().message(errno);
+      return absl::DataLossError(absl::StrCat("cannot be read at byte ", offset + done, ": ", why));
     }
     if (got == 0) {
       return absl::DataLossError(

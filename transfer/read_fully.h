@@ -11,8 +11,9 @@ namespace loadplan {
 
 // Reads bytes [offset, offset + nbytes) of `fd` into `to`. DataLoss: the file ends before them, or
 // cannot be read; what was read until then is in `to`. The message starts with a verb: put the file
-// in front of it.
-absl::Status ReadFully(int fd, Index offset, Index nbytes, std::byte* to);
+// in front of it. `failed_at`: then the first byte of the file that is missing.
+absl::Status ReadFully(int fd, Index offset, Index nbytes, std::byte* to,
+                       Index* failed_at = nullptr);
 
 }  // namespace loadplan
 

@@ -1,9 +1,13 @@
 #include "transfer/staging_buffers.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +15,27 @@
 #include "lifecycle/byte_copy.h"
 
 namespace loadplan {
+namespace {
+
+constexpr std::size_t kLargePage = std::size_t{2} << 20;
+
+// Undefined where there is no memory, or it is not worth it.
+at::Tensor LargePages(Index nbytes) {
+  if (nbytes < static_cast<Index>(kLargePage)) return {};
+  const std::size_t size = (static_cast<std::size_t>(nbytes) + kLargePage - 1) & ~(kLargePage - 1);
+  // One more, so that one starts in the first.
+  void* const mapped =
+      mmap(nullptr, size + kLargePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) return {};
+  const auto address = reinterpret_cast<std::uintptr_t>(mapped);
+  auto* const start =
+      static_cast<std::byte*>(mapped) + (kLargePage - address % kLargePage) % kLargePage;
+  (void)madvise(start, size, MADV_HUGEPAGE);  // advice: small ones do as well
+  return at::from_blob(
+      start, {nbytes}, [mapped, size](void*) { munmap(mapped, size + kLargePage); }, at::kByte);
+}
+
+}  // namespace
 
 at::Tensor StagingBuffers::Take(Index nbytes) {
   const auto found = std::ranges::find_if(free_, [&](const Buffer& buffer) {
@@ -21,9 +46,17 @@ at::Tensor StagingBuffers::Take(Index nbytes) {
     buffer = std::move(*found);
     free_.erase(found);
   } else {
-    if (!free_.empty()) free_.pop_back();  // too small: a larger one takes its place
-    const auto options = at::TensorOptions().dtype(at::kByte).pinned_memory(pins_memory_);
-    buffer.bytes = at::empty({nbytes}, options);
+    // Too small, all of them.
+    while (!free_.empty() && nbytes_ + nbytes > most_) {
+      nbytes_ -= static_cast<Index>(free_.back().bytes.nbytes());
+      free_.pop_back();
+    }
+    if (!pins_memory_) buffer.bytes = LargePages(nbytes);
+    if (!buffer.bytes.defined()) {
+      const auto options = at::TensorOptions().dtype(at::kByte).pinned_memory(pins_memory_);
+      buffer.bytes = at::empty({nbytes}, options);
+    }
+    nbytes_ += nbytes;
   }
   if (buffer.read.has_value()) buffer.read->synchronize();
   return std::move(buffer.bytes);

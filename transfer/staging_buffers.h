@@ -19,13 +19,16 @@ namespace loadplan {
 // scatter it there: a row of a matrix is no transfer of its own.
 class StagingBuffers {
  public:
-  StagingBuffers(bool pins_memory, std::optional<CopyDevice> copies)
-      : pins_memory_(pins_memory), copies_(copies) {}
+  // Buffers that are not pinned lie in large pages: a disk has few places to write to. Free ones go
+  // where new ones would be more than `most` bytes with them.
+  StagingBuffers(bool pins_memory, std::optional<CopyDevice> copies, Index most)
+      : pins_memory_(pins_memory), copies_(copies), most_(most) {}
 
   bool pins_memory() const { return pins_memory_; }
   bool goes_to_device() const { return copies_.has_value(); }
 
-  // At least `nbytes` bytes that nothing reads any more; waits for the device where it still does.
+  // At least `nbytes` bytes, from the start of a page on, that nothing reads any more; waits for
+  // the device where it still does.
   at::Tensor Take(Index nbytes);
   // The bytes of `buffer` where they are copied from: the buffer itself, or its copy on the device,
   // on the current stream. Internal: the device has no room.
@@ -41,6 +44,8 @@ class StagingBuffers {
 
   const bool pins_memory_;
   const std::optional<CopyDevice> copies_;
+  const Index most_;
+  Index nbytes_ = 0;  // of all buffers
   std::vector<Buffer> free_;
 };
 

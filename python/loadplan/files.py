@@ -32,7 +32,7 @@ class FileStats:
     will be read for it, gaps within a tensor included where reading them costs less than stepping
     over them; ``read_nbytes`` what has been asked of the files, counted where they are read, with
     gaps between tensors that are read along; of files that are mapped both count what is copied.
-    ``in_place_nbytes`` went straight to their final place.
+    ``in_place_nbytes`` went from the file to their final place with no staging between.
     """
 
     names_done: int
@@ -60,7 +60,7 @@ def load_files(
     progress: Progress | bool | None = None,
     undeclared: str = "error",
     threads: int | None = None,
-    direct: bool = False,
+    direct: bool | None = None,
     max_staging_bytes: int = 256 << 20,
     gap_bytes: int | None = None,
 ) -> FileStats:
@@ -72,19 +72,23 @@ def load_files(
 
     ``progress`` is called about ten times a second and at the end; by default there is a bar where
     standard error is a terminal (and rich is installed), with ``False`` there is none.
-    ``direct`` reads past the page cache.  ``gap_bytes``: bytes between two ranges that are rather
+    ``direct`` reads past the page cache, everything or nothing; by default what is long and no whole
+    tensor, of files that are not in it.  ``max_staging_bytes`` bounds what is held between file and
+    place, a whole tensor at a time.  ``gap_bytes``: bytes between two ranges that are rather
     read than stepped over; by default a matter of cost, and files in the page cache are mapped
     where they can be kept from changing (docs/transfer.md).
 
-    A file that is missing, or no safetensors file, leaves the reload as it was.  A bad arrival, and
-    a file that is cut short or changes meanwhile, fails it; the error names the file and tensor.
+    A file that is missing, or no safetensors file, leaves the reload as it was.  A bad arrival, a
+    file that is cut short or changes meanwhile and a read that fails end it; the error names the
+    file and the tensor, of which nothing is written (docs/transfer.md has what remains).
     """
     if undeclared not in ("error", "skip"):
         raise ValueError(f"undeclared={undeclared!r}; expected 'error' or 'skip'")
     session = session_of(model)
     files = existing_paths(paths)
     gap = -1 if gap_bytes is None else gap_bytes
-    options = [threads or 0, int(direct), max_staging_bytes, gap, int(undeclared == "skip")]
+    past_cache = -1 if direct is None else int(direct)
+    options = [threads or 0, past_cache, max_staging_bytes, gap, int(undeclared == "skip")]
     with step(session, "load_files"):
         session.begin(plan)
         mode, handle, targets = session.mode, session.handle, session.targets

@@ -260,7 +260,7 @@ def test_a_rank_reads_its_ranges_and_no_more(tmp_path: Path) -> None:
     assert stats.needed_nbytes == needed == receipt.nbytes
     assert needed <= stats.read_nbytes <= needed + 1024  # `norm` and `q` may be read together
     assert stats.names == stats.names_done == 4
-    assert stats.in_place_nbytes == HIDDEN * HIDDEN * 2 // RANKS  # `q`
+    assert stats.in_place_nbytes == 0  # that is for files that may be mapped: see gap_bytes
     assert set(receipt.names) == set(rank.checkpoint)
     assert seen[-1].names_done == 4
     assert stats.seconds > 0

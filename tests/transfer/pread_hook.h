@@ -1,4 +1,4 @@
-// PreadHook: what a test makes of every pread of its program while it lives.
+// PreadHook: what a test makes of every pread of its program while it lives; MadviseHook likewise.
 //
 //   PreadHook hook([](int fd, void* to, std::size_t nbytes, off_t offset) {
 //     return PreadHook::Read(fd, to, std::min<std::size_t>(nbytes, 7), offset);  // short reads
@@ -24,6 +24,20 @@ class PreadHook {
   PreadHook& operator=(const PreadHook&) = delete;
 
   static ssize_t Read(int fd, void* to, std::size_t nbytes, off_t offset);
+
+ private:
+  const Call call_;
+};
+
+class MadviseHook {
+ public:
+  using Call = std::function<int(void* start, std::size_t nbytes, int advice)>;
+
+  // As above.
+  explicit MadviseHook(Call call);
+  ~MadviseHook();
+  MadviseHook(const MadviseHook&) = delete;
+  MadviseHook& operator=(const MadviseHook&) = delete;
 
  private:
   const Call call_;

@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdint>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -23,6 +25,7 @@ namespace {
 
 using ::loadplan::testing::ForEachRandom;
 using ::loadplan::testing::IsOk;
+using ::loadplan::testing::MadviseHook;
 using ::loadplan::testing::PreadHook;
 using ::loadplan::testing::StatusIs;
 using ::loadplan::testing::WrittenFiles;
@@ -126,21 +129,28 @@ TEST_P(RangeReaderTest, CancelLeavesNoThreadThatWrites) {
   }  // under a sanitizer, a thread that still wrote would be seen
 }
 
-TEST_P(RangeReaderTest, ThenRunsOnceWhenAllIsRead) {
+// First the check, when all is there; then each write once.
+TEST_P(RangeReaderTest, ThenRunsWhenAllIsRead) {
   RangeReader reader(options());
   for (int round = 0; round < 20; ++round) {
     std::string buffer;
-    std::atomic<int> num_calls = 0;
-    bool is_complete = false;
-    const auto group = reader.Submit(Pieces(4'000, buffer), [&](const std::byte*) {
-      ++num_calls;
-      is_complete = buffer == text_;
+    std::atomic<int> num_checks = 0;
+    std::vector<std::atomic<int>> num_writes(7);
+    std::atomic<bool> is_complete = true;
+    const auto check = [&] {
+      ++num_checks;
+      is_complete = is_complete && buffer == text_;
       return absl::OkStatus();
-    });
+    };
+    const auto write = [&](std::size_t i, const std::byte*) {
+      ++num_writes[i];
+      is_complete = is_complete && num_checks == 1;
+    };
+    const auto group = reader.Submit(Pieces(4'000, buffer), {check, write, num_writes.size()});
     Wait(reader, *group);
     ASSERT_THAT(reader.StatusOf(*group), IsOk());
-    EXPECT_EQ(num_calls, 1);
     EXPECT_TRUE(is_complete);
+    for (const std::atomic<int>& count : num_writes) EXPECT_EQ(count, 1);
   }
 }
 
@@ -156,16 +166,17 @@ TEST_P(RangeReaderTest, MemoryOfTheThreadHoldsWhatHasNoPlace) {
     }
     groups.push_back(reader.Submit(
         jobs,
-        [&, nbytes](const std::byte* scratch) {
-          bool is_equal = true;
-          for (Index at = 0; at < nbytes; at += 100) {
-            const std::string_view got(reinterpret_cast<const char*>(scratch) + at, 100);
-            is_equal = is_equal && got == std::string_view(text_).substr(
-                                              static_cast<std::size_t>(nbytes - at), 100);
-          }
-          if (is_equal) ++num_equal;
-          return absl::OkStatus();
-        },
+        {nullptr,
+         [&, nbytes](std::size_t, const std::byte* scratch) {
+           bool is_equal = true;
+           for (Index at = 0; at < nbytes; at += 100) {
+             const std::string_view got(reinterpret_cast<const char*>(scratch) + at, 100);
+             is_equal = is_equal && got == std::string_view(text_).substr(
+                                               static_cast<std::size_t>(nbytes - at), 100);
+           }
+           if (is_equal) ++num_equal;
+         },
+         1},
         nbytes));
   }
   for (const auto& group : groups) {
@@ -175,66 +186,105 @@ TEST_P(RangeReaderTest, MemoryOfTheThreadHoldsWhatHasNoPlace) {
   EXPECT_EQ(num_equal, 11);
 }
 
-// Bytes at their tags, whether the file can be mapped or somebody may write to it.
+// Bytes at their tags, of one window and of groups that several threads work at.
 TEST_P(RangeReaderTest, AMappedGroupFindsItsBytesAtTheirTags) {
-  for (const bool is_open_for_writing : {false, true}) {
-    const OwnedFd writer(is_open_for_writing ? open(path_.c_str(), O_WRONLY) : -1);
-    RangeReader reader(options());
+  if (!LeasedWindow::IsPossible(fd_.get())) GTEST_SKIP() << "no leases on " << path_;
+  RangeReader reader(options());
+  std::atomic<int> num_reads = 0;
+  const PreadHook hook([&](int fd, void* to, std::size_t nbytes, off_t offset) {
+    ++num_reads;
+    return PreadHook::Read(fd, to, nbytes, offset);
+  });
+  for (const Index length : {Index{90}, Index{50'000}, Index{2'819'000}}) {
     std::vector<std::shared_ptr<ReadGroup>> groups;
     std::atomic<int> num_equal = 0;
-    std::atomic<int> num_reads = 0;
-    const PreadHook hook([&](int fd, void* to, std::size_t nbytes, off_t offset) {
-      ++num_reads;
-      return PreadHook::Read(fd, to, nbytes, offset);
-    });
     for (Index start = 5; start < 1'000'000; start += 99'999) {
       std::vector<ReadJob> jobs;
-      for (const Index offset : {start, start + 100, start + 100'000}) {
-        jobs.push_back(Job(offset, 90, nullptr));
-        jobs.back().tag = offset - start;
+      for (const Index tag : {Index{0}, length + 10, 2 * length + 100}) {
+        jobs.push_back(Job(start + tag, length, nullptr));
+        jobs.back().tag = tag;
       }
-      const auto then = [&, start](const std::byte* base) {
-        bool is_equal = true;
-        for (const Index tag : {Index{0}, Index{100}, Index{100'000}}) {
-          const std::string_view got(reinterpret_cast<const char*>(base) + tag, 90);
-          is_equal = is_equal && got == std::string_view(text_).substr(
-                                            static_cast<std::size_t>(start + tag), 90);
+      const auto write = [&, start, length](std::size_t i, const std::byte* base) {
+        const Index tag = i == 0 ? 0 : i == 1 ? length + 10 : 2 * length + 100;
+        if (std::string_view(reinterpret_cast<const char*>(base) + tag,
+                             static_cast<std::size_t>(length)) ==
+            std::string_view(text_).substr(static_cast<std::size_t>(start + tag),
+                                           static_cast<std::size_t>(length))) {
+          ++num_equal;
         }
-        if (is_equal) ++num_equal;
-        return absl::OkStatus();
       };
-      groups.push_back(reader.SubmitMapped(jobs, then, 270));
+      if (jobs.back().offset + length > static_cast<Index>(text_.size())) break;
+      groups.push_back(reader.SubmitMapped(jobs, {nullptr, write, 3}, 3 * length));
     }
     for (const auto& group : groups) {
       Wait(reader, *group);
       EXPECT_THAT(reader.StatusOf(*group), IsOk());
     }
-    EXPECT_EQ(num_equal, static_cast<int>(groups.size()));
-    const bool is_read = is_open_for_writing || !LeasedWindow::IsPossible(fd_.get());
-    EXPECT_EQ(num_reads > 0 || GetParam() == Way::kDirect, is_read || GetParam() == Way::kDirect);
-    if (!is_read) {
-      EXPECT_EQ(reader.nbytes_read(), 270 * static_cast<Index>(groups.size()));
+    EXPECT_FALSE(groups.empty());
+    EXPECT_EQ(num_equal, 3 * static_cast<int>(groups.size()));
+  }
+  EXPECT_EQ(num_reads, 0);
+}
+
+TEST_P(RangeReaderTest, AMappedGroupWritesNothingWhereItCannotBeHad) {
+  RangeReader reader(options());
+  const auto size = static_cast<Index>(text_.size());
+  std::atomic<int> num_calls = 0;
+  const auto write = [&](std::size_t, const std::byte*) { ++num_calls; };
+  const auto try_it = [&](Index offset, Index nbytes) {
+    const auto group =
+        reader.SubmitMapped({Job(offset, nbytes, nullptr)}, {nullptr, write, 1}, nbytes);
+    Wait(reader, *group);
+    EXPECT_THAT(reader.StatusOf(*group), StatusIs(absl::StatusCode::kUnavailable, HasSubstr("it")));
+  };
+  for (const Index nbytes : {Index{100}, size - 5}) {
+    try_it(size - nbytes + 1, nbytes);  // behind the end
+    {
+      const OwnedFd writer(open(path_.c_str(), O_WRONLY));
+      try_it(0, nbytes);
+    }
+    const MadviseHook hook([](void*, std::size_t, int) {
+      errno = EFAULT;
+      return -1;
+    });
+    try_it(0, nbytes);
+  }
+  EXPECT_EQ(num_calls, 0);
+}
+
+// Of memory that only just holds what lies in its pages: what is around it stays.
+TEST_P(RangeReaderTest, PastTheCacheItGoesStraightToItsPlace) {
+  RangeReader reader(options());
+  constexpr std::size_t kPage = 4096;
+  for (const std::size_t start : {std::size_t{0}, std::size_t{1234}, std::size_t{9000}}) {
+    for (const std::size_t nbytes : {std::size_t{10}, std::size_t{100'000}, text_.size() - 9000}) {
+      std::string memory(text_.size() + 4 * kPage, 'x');
+      const auto address = reinterpret_cast<std::uintptr_t>(memory.data());
+      char* const first = memory.data() + (kPage - address % kPage) + kPage;
+      ReadJob job =
+          Job(static_cast<Index>(start), static_cast<Index>(nbytes), first + start % kPage);
+      job.past_cache = true;
+      const auto group = reader.Submit({job});
+      Wait(reader, *group);
+      ASSERT_THAT(reader.StatusOf(*group), IsOk());
+      EXPECT_EQ(std::string_view(first + start % kPage, nbytes),
+                std::string_view(text_).substr(start, nbytes));
+      EXPECT_EQ(first[-1], 'x');
+      EXPECT_EQ(first[(start % kPage + nbytes + kPage - 1) / kPage * kPage], 'x');
     }
   }
 }
 
-TEST_P(RangeReaderTest, AMappedGroupSaysWhereAFileEnds) {
-  RangeReader reader(options());
-  const auto size = static_cast<Index>(text_.size());
-  const auto group = reader.SubmitMapped(
-      {Job(size - 10, 100, nullptr)}, [](const std::byte*) { return absl::OkStatus(); }, 100);
-  Wait(reader, *group);
-  EXPECT_THAT(reader.StatusOf(*group),
-              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("cut short")));
-}
-
-TEST_P(RangeReaderTest, WhatThenSaysIsTheGroups) {
+TEST_P(RangeReaderTest, WhatTheCheckSaysIsTheGroups) {
   RangeReader reader(options());
   std::string buffer;
+  std::atomic<int> num_writes = 0;
   const auto group = reader.Submit(Pieces(1 << 20, buffer),
-                                   [](const std::byte*) { return absl::AbortedError("no"); });
+                                   {[] { return absl::AbortedError("no"); },
+                                    [&](std::size_t, const std::byte*) { ++num_writes; }, 3});
   Wait(reader, *group);
   EXPECT_THAT(reader.StatusOf(*group), StatusIs(absl::StatusCode::kAborted, HasSubstr("no")));
+  EXPECT_EQ(num_writes, 0);
 }
 
 TEST_P(RangeReaderTest, AfterAnErrorThereIsNoThen) {
@@ -243,10 +293,12 @@ TEST_P(RangeReaderTest, AfterAnErrorThereIsNoThen) {
   std::atomic<int> num_calls = 0;
   std::vector<ReadJob> jobs = Pieces(1 << 20, buffer);
   jobs[2].offset = static_cast<Index>(text_.size()) - 10;
-  const auto group = reader.Submit(jobs, [&](const std::byte*) {
+  const auto check = [&] {
     ++num_calls;
     return absl::OkStatus();
-  });
+  };
+  const auto group =
+      reader.Submit(jobs, {check, [&](std::size_t, const std::byte*) { ++num_calls; }, 1});
   Wait(reader, *group);
   EXPECT_THAT(reader.StatusOf(*group),
               StatusIs(absl::StatusCode::kDataLoss, HasSubstr("cut short")));
@@ -286,9 +338,11 @@ TEST_P(RangeReaderTest, SaysWhatAReadFailedWith) {
   std::string buffer;
   const auto group = reader.Submit(Pieces(4'000, buffer));
   Wait(reader, *group);
-  EXPECT_THAT(reader.StatusOf(*group), StatusIs(absl::StatusCode::kDataLoss,
-                                                AllOf(HasSubstr("`" + path_ + "` cannot be read"),
-                                                      HasSubstr("nput/output"))));
+  EXPECT_THAT(
+      reader.StatusOf(*group),
+      StatusIs(absl::StatusCode::kDataLoss,
+               AllOf(HasSubstr("`" + path_ + "` cannot be read at"), HasSubstr("nput/output"))));
+  EXPECT_GT(group->failed_at, 0);
 }
 
 }  // namespace

@@ -32,16 +32,36 @@ TEST(ReadBatchesTest, FilesTakeTurnsAndTensorsStayWhole) {
   const auto first = written.Write({{"a", at::zeros({60}, at::kByte)},
                                     {"b", at::zeros({60}, at::kByte)},
                                     {"none", at::zeros({10}, at::kByte)},
-                                    {"big", at::zeros({250}, at::kByte)}});
+                                    {"big", at::zeros({250}, at::kByte)},
+                                    {"last", at::zeros({5}, at::kByte)}});
   const auto second = written.Write({{"z", at::zeros({5}, at::kByte)}});
   const auto files = CheckpointFiles::Open(std::vector<std::string>{first, second}).value();
   const std::vector<std::vector<ByteRange>> ranges = {
-      {{0, 60}}, {{0, 20}, {30, 60}}, {}, {{0, 250}}, {{1, 4}}};
-  EXPECT_THAT(Show(MakeBatches(files, ranges, std::vector<bool>(5, false), {100})),
-              ElementsAre("0[0,60) | 0", "4[1,4) | 4", "1[0,20) 1[30,60) | 1 2", "3[0,100) |",
-                          "3[100,200) |", "3[200,250) | 3"));
-  EXPECT_THAT(Show(MakeBatches(files, ranges, {true, false, true, true, true}, {100})),
+      {{0, 60}}, {{0, 20}, {30, 60}}, {}, {{0, 250}}, {{0, 5}}, {{1, 4}}};
+  const std::vector<bool> none(6, false);
+  EXPECT_THAT(Show(MakeBatches(files, ranges, none, {100})),
+              ElementsAre("0[0,60) | 0", "5[1,4) | 5", "1[0,20) 1[30,60) | 1 2", "3[0,250) | 3",
+                          "4[0,5) | 4"));
+  EXPECT_EQ(MakeBatches(files, ranges, none, {100})[2].nbytes, 50);
+  // What is larger than all that may be is cut.
+  EXPECT_THAT(Show(MakeBatches(files, ranges, none, {.nbytes = 100, .most = 200})),
+              ElementsAre("0[0,60) | 0", "5[1,4) | 5", "1[0,20) 1[30,60) | 1 2", "3[0,100) |",
+                          "3[100,200) |", "3[200,250) | 3", "4[0,5) | 4"));
+  EXPECT_THAT(Show(MakeBatches(files, ranges, {true, false, true, true, true, true}, {100})),
               ElementsAre("1[0,20) 1[30,60) | 1"));
+}
+
+TEST(ReadBatchesTest, SegmentsAreWhatOneThreadCopies) {
+  WrittenFiles written;
+  const auto path = written.Write({{"a", at::zeros({2 * kMaxSegment + 9}, at::kByte)}});
+  const auto files = CheckpointFiles::Open(std::vector<std::string>{path}).value();
+  const std::vector<ReadBatch> batches =
+      MakeBatches(files, std::vector<std::vector<ByteRange>>{{{5, 2 * kMaxSegment + 9}}}, {false},
+                  {.nbytes = 100});
+  ASSERT_EQ(batches.size(), 1U);
+  ASSERT_EQ(batches[0].segments.size(), 3U);
+  EXPECT_EQ(batches[0].segments[1].bytes.start, kMaxSegment + 5);
+  EXPECT_EQ(batches[0].segments[2].bytes.nbytes(), 4);
 }
 
 // In the file `a` is [0, 60), `b` [60, 120), `c` [120, 370) behind the header.
@@ -53,12 +73,12 @@ TEST(ReadBatchesTest, ASpanBoundsWhatLiesBetween) {
   const auto files = CheckpointFiles::Open(std::vector<std::string>{path}).value();
   const std::vector<std::vector<ByteRange>> ranges = {
       {{0, 10}}, {{0, 20}, {30, 60}}, {{0, 10}, {150, 160}, {240, 250}}};
+  const std::vector<bool> none(3, false);
+  EXPECT_THAT(Show(MakeBatches(files, ranges, none, {100, 125})),
+              ElementsAre("0[0,10) 1[0,20) 1[30,60) | 0 1", "2[0,10) 2[150,160) 2[240,250) | 2"));
   EXPECT_THAT(
-      Show(MakeBatches(files, ranges, std::vector<bool>(3, false), {100, 125})),
+      Show(MakeBatches(files, ranges, none, {100, 125, 20})),
       ElementsAre("0[0,10) 1[0,20) 1[30,60) | 0 1", "2[0,10) |", "2[150,160) 2[240,250) | 2"));
-  EXPECT_THAT(Show(MakeBatches(files, ranges, std::vector<bool>(3, false), {15, 1000})),
-              ElementsAre("0[0,10) | 0", "1[0,15) |", "1[15,20) 1[30,40) |", "1[40,55) |",
-                          "1[55,60) | 1", "2[0,10) 2[150,155) |", "2[155,160) 2[240,250) | 2"));
 }
 
 TEST(ReadBatchesTest, EqualStepsBecomeOneMap) {
