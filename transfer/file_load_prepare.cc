@@ -30,8 +30,8 @@ constexpr Index kDiskBatch = Index{16} << 20;
 constexpr BatchLimits kWindow{.nbytes = Index{8} << 20, .span = Index{32} << 20};
 // Gaps that are stepped over there: a touched page brings its neighbours.
 constexpr Index kWindowGap = Index{1} << 16;
-// Ranges of a tensor that are shorter on average go through the page cache.
-constexpr Index kMinDirect = Index{1} << 18;
+// Ranges of a tensor that are shorter on average go through the page cache, which is then as fast.
+constexpr Index kMinDirect = Index{4} << 20;
 constexpr int kMaxThreads = 8;
 
 // One more read of a file in the page cache: a call. One more of a solid-state disk that has
