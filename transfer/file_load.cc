@@ -19,6 +19,9 @@ constexpr Index kAlignment = 16;
 constexpr Index kPage = 4096;
 // More than the memory of a thread is to hold, which is to stay in its cache.
 constexpr Index kMaxScratch = Index{4} << 20;
+// Of batches out of the page cache, in flight: more memory is in no cache, and has to be made
+// first.
+constexpr Index kMaxCached = Index{32} << 20;
 // A segment that is shorter goes through staging: a place costs more to find than a copy.
 constexpr Index kMinInPlace = Index{1} << 16;
 constexpr Index kMax = std::numeric_limits<Index>::max();
@@ -91,8 +94,9 @@ bool FileLoad::HasRoom() const {
   if (in_flight_.empty()) return true;
   const ReadBatch& next = batches_.front();
   const Index staged = next.is_mapped ? 0 : next.nbytes;
-  return in_flight_.size() < max_in_flight_ &&
-         (staged == 0 || staged_nbytes_ + staged <= options_.max_staging_nbytes);
+  const Index most =
+      is_small_ ? std::min(kMaxCached, options_.max_staging_nbytes) : options_.max_staging_nbytes;
+  return in_flight_.size() < max_in_flight_ && (staged == 0 || staged_nbytes_ + staged <= most);
 }
 
 absl::StatusOr<bool> FileLoad::Advance(double seconds) {

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -18,6 +19,7 @@ namespace loadplan {
 namespace {
 
 constexpr std::size_t kLargePage = std::size_t{2} << 20;
+constexpr Index kUsual = Index{16} << 20;
 
 // Undefined where there is no memory, or it is not worth it.
 at::Tensor LargePages(Index nbytes) {
@@ -38,14 +40,17 @@ at::Tensor LargePages(Index nbytes) {
 }  // namespace
 
 at::Tensor StagingBuffers::Take(Index nbytes) {
-  const auto found = std::ranges::find_if(free_, [&](const Buffer& buffer) {
+  // The one that came back last, which is in a cache if any is.
+  const auto found = std::find_if(free_.rbegin(), free_.rend(), [&](const Buffer& buffer) {
     return static_cast<Index>(buffer.bytes.nbytes()) >= nbytes;
   });
   Buffer buffer;
-  if (found != free_.end()) {
+  if (found != free_.rend()) {
     buffer = std::move(*found);
-    free_.erase(found);
+    free_.erase(std::next(found).base());
   } else {
+    // Pages that are not touched cost nothing, and the buffer will do for others.
+    if (!pins_memory_) nbytes = std::max(nbytes, std::min(kUsual, most_ / 4));
     // Too small, all of them.
     while (!free_.empty() && nbytes_ + nbytes > most_) {
       nbytes_ -= static_cast<Index>(free_.back().bytes.nbytes());
