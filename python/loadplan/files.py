@@ -72,11 +72,11 @@ def load_files(
 
     ``progress`` is called about ten times a second and at the end; by default there is a bar where
     standard error is a terminal (and rich is installed), with ``False`` there is none.
-    ``direct`` reads past the page cache, everything or nothing; by default what is long and no whole
-    tensor, of files that are not in it.  ``max_staging_bytes`` bounds what is held between file and
-    place, a whole tensor at a time.  ``gap_bytes``: bytes between two ranges that are rather
-    read than stepped over; by default a matter of cost, and files in the page cache are mapped
-    where they can be kept from changing (docs/transfer.md).
+    ``direct`` reads past the page cache, everything or nothing; by default what is long and no
+    whole tensor, of files that are not in it.  ``max_staging_bytes`` bounds what is held between
+    file and place, a whole tensor at a time.  ``gap_bytes``: bytes between two ranges that are
+    rather read than stepped over; by default a matter of cost, and files in the page cache are
+    mapped where they can be kept from changing (docs/transfer.md).
 
     A file that is missing, or no safetensors file, leaves the reload as it was.  A bad arrival, a
     file that is cut short or changes meanwhile and a read that fails end it; the error names the
