@@ -458,9 +458,7 @@ absl::StatusOr<std::shared_ptr<const TracedPlan>> Tracer::BuildPlan(OverlapPolic
       for (const WriteItem& piece : program_input.pieces) keep(piece);
     }
   }
-  const bool all_fall_back = std::ranges::all_of(
-      traced->plan.entries(), [](const PlanEntry& e) { return e.kind == EntryKind::kFallback; });
-  if (!state.is_whole && !all_fall_back) traced->externals = session.LiveExternals();
+  if (!state.is_whole && !traced->plan.AllFallBack()) traced->externals = session.LiveExternals();
   traced->every_name_is_traced = state.fallbacks.empty();
   return std::shared_ptr<const TracedPlan>(std::move(traced));
 }

@@ -83,6 +83,12 @@ std::ostream& operator<<(std::ostream& stream, const WriteItem& item) {
   return stream << ToString(item);
 }
 
+bool LoadPlan::AllFallBack() const {
+  return !entries_.empty() && std::ranges::all_of(entries_, [](const PlanEntry& entry) {
+    return entry.kind == EntryKind::kFallback;
+  });
+}
+
 std::optional<std::int32_t> LoadPlan::Find(std::string_view name) const {
   const auto found = by_name_.find(name);
   if (found == by_name_.end()) return std::nullopt;

@@ -145,6 +145,8 @@ class LOADPLAN_API LoadPlan {
   // Without mirrors, which come last.
   std::span<const TargetTensor> declared_targets() const;
   const std::vector<PlanEntry>& entries() const { return entries_; }  // parallel to sources()
+  // Whether there are names and each goes through the loader: one call of it with all of them.
+  bool AllFallBack() const;
   // Index of a declared name; nullopt where it was not declared.
   std::optional<std::int32_t> Find(std::string_view name) const;
 

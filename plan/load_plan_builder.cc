@@ -51,9 +51,7 @@ absl::StatusOr<LoadPlan> LoadPlanBuilder::Build() {
   EmitWrites();
   Classify();
   // One call with all names looks for itself.
-  if (std::ranges::all_of(plan_.entries_,
-                          [](const PlanEntry& e) { return e.kind == EntryKind::kFallback; }))
-    plan_.premises_.clear();
+  if (plan_.AllFallBack()) plan_.premises_.clear();
   plan_.IndexLiveReads();
   plan_.build_seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

@@ -43,7 +43,7 @@ INSTANTIATE_TEST_SUITE_P(
         ArrivalCase{"Rank", at::zeros({6}), "arrived with shape [6], expected [2, 3]"},
         ArrivalCase{"Dtype", at::zeros({2, 3}, at::kHalf), "arrived as float16, expected float32"},
         ArrivalCase{"Undefined", at::Tensor(), "is undefined"},
-        ArrivalCase{"Sparse", at::zeros({2, 3}).to_sparse(), "sparse or quantised"},
+        ArrivalCase{"Sparse", at::zeros({2, 3}).to_sparse(), "sparse, nested or quantised"},
         ArrivalCase{"Meta", at::zeros({2, 3}, at::kMeta), "arrived on meta"}),
     [](const auto& test) { return test.param.name; });
 

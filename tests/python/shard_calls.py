@@ -267,6 +267,8 @@ def interrupted(context: Context, transport: str, path: str) -> None:
     if context.rank == 0:
         time.sleep(1)
     if context.rank == 1:
+        # What runs in the background of a shell ignores it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     raised_while_all_are_there(context, update)
     context.report("rest", old=not model.live["w"].any())
