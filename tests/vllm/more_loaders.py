@@ -188,6 +188,9 @@ def _start() -> None:
         return choose(cls, backend, attn_selector_config=dense, **more)
 
     CpuPlatform.get_attn_backend_cls = classmethod(choose_dense)
+    # No attention runs here: processors without AVX512-BF16 or AMX keep such caches as well.
+    attention = AttentionBackendEnum.CPU_ATTN.get_class()
+    attention.supports_kv_cache_dtype = classmethod(lambda cls, kv_cache_dtype: True)
 
 
 class _Kernel:

@@ -75,6 +75,7 @@ class Outcome:
     kinds: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
+    fell_back: set[str] = field(default_factory=set)  # names, folded
     names: int = 0
     trace_seconds: float = 0.0
     meta_seconds: float | None = None
@@ -168,18 +169,17 @@ def compare(
     outcome.kinds = Counter(entry.kind for entry in plan.entries.values())
     wrong = differences(before, live_bytes(model))
     outcome.faults += [f"tracing changed a live byte: {text}" for text in wrong]
-    must, fell = MUST_FALL_BACK.get(case, {}), set()
+    must = MUST_FALL_BACK.get(case, {})
     for entry in plan.entries.values():
         if entry.reason:
             outcome.reasons[f"{entry.kind}: {fold(entry.reason)}"] += 1
         if entry.kind == "fallback":
-            fell.add(fold(entry.name))
+            outcome.fell_back.add(fold(entry.name))
             wanted = must.get(fold(entry.name))
             if entry.reason.endswith(OVERLAP):
                 continue
             if wanted is None or wanted not in entry.reason:
                 outcome.faults.append(f"`{entry.name}` falls back: {entry.reason}")
-    outcome.faults += [f"`{name}` falls back no more: say so" for name in must.keys() - fell]
 
     for seed in (1, 2):
         update(targets, plan, cases.weights(case, metas, seed))
@@ -302,9 +302,16 @@ def main() -> int:
     print("names: " + ", ".join(f"{totals[kind]} {kind}" for kind in KINDS))
     for reason, count in sum((outcome.reasons for outcome in outcomes), Counter()).most_common():
         print(f"{count:6}  {reason}")
-    faults = [(outcome, text) for outcome in outcomes for text in outcome.faults]
-    for outcome, text in faults:
-        print(f"FAULT {outcome.case} {outcome.rank}: {text}")
+    faults = [
+        f"{outcome.case} {outcome.rank}: {text}" for outcome in outcomes for text in outcome.faults
+    ]
+    # Some rank may hold none of the experts whose scales fall back.
+    for case in sorted({outcome.case for outcome in outcomes}):
+        fell_back = set().union(*(o.fell_back for o in outcomes if o.case == case))
+        left = MUST_FALL_BACK.get(case, {}).keys() - fell_back
+        faults += [f"{case}: `{name}` falls back no more: say so" for name in sorted(left)]
+    for text in faults:
+        print(f"FAULT {text}")
     configurations = len({outcome.case for outcome in outcomes})
     print(f"{configurations} configurations, {len(outcomes)} runs, {len(faults)} faults")
     return 1 if faults else 0
