@@ -89,7 +89,21 @@ def _data_setter(tensor: Tensor, value: Any) -> None:
     _set_data(tensor, value)
 
 
-_is_shared: Any = Tensor.is_shared
+_stock_is_shared: Any = Tensor.is_shared
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    if is_trace(tensor):
+        return _device(tensor).type == "cuda"
+    from ._passes import EVERY_NAME, _tracers
+
+    tracer = getattr(_tracers, "current", None)
+    if tracer is not None and tracer.is_symbolic(tensor):
+        # torch would look at its memory where no error may be raised, and end the process.
+        tracer.mark_fallback(EVERY_NAME, "the loader asks whether memory it has written is shared")
+        return False
+    return bool(_stock_is_shared(tensor))
+
 
 _NAMES: dict[str, Any] = {
     "device": property(_device),
@@ -100,7 +114,7 @@ _NAMES: dict[str, Any] = {
     "data_ptr": _data_ptr,
     "type": _type,
     "is_pinned": _is_pinned,
-    "is_shared": lambda t: _device(t).type == "cuda" if is_trace(t) else _is_shared(t),
+    "is_shared": _is_shared,
 }
 # Of those names, what the class itself has and does not inherit.
 _OWN = {name: vars(Tensor)[name] for name in _NAMES if name in vars(Tensor)}

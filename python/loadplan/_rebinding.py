@@ -32,6 +32,7 @@ class Bindings:
         self._targets = targets
         self._moved: list[str] = []
         self._replaced: list[tuple[str, Tensor, Tensor]] = []
+        self._differing = ""  # an attribute that holds another number of tensors
         self._named = targets.named()
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
             self._aliases = {name: tensor.detach() for name, tensor in self._named.items()}
@@ -98,6 +99,7 @@ class Bindings:
                     if not is_target:
                         self._look_at_attribute(tracer, name, mapping.get(key), held.get(key))
                 _put_back_keys(mapping, held, changed)
+            self._put_back_slots()
             for name, container, held in self._containers:
                 rebound += _empty_of_trace(tracer, name, container, held)
             self._containers.clear()  # what an earlier pass put there lives no longer by this
@@ -110,19 +112,48 @@ class Bindings:
         """Puts back what is bound otherwise now, outside of a pass."""
         for _, mapping, held, _ in self._mappings:
             _put_back_keys(mapping, held, _changed_keys(mapping, held))
+        self._put_back_slots()
         for _, container, held in self._containers:
             if isinstance(container, list):
                 container[:] = held
             else:
                 _put_back_keys(container, held, _changed_keys(container, held))
 
+    def _put_back_slots(self) -> None:
+        """`del modules[0]` of a ModuleList binds a new dict of modules."""
+        for _, mapping, held, _ in self._mappings:
+            if isinstance(mapping, dict) and "_modules" in held:
+                for slot in _SLOTS:
+                    mapping[slot] = held[slot]
+
+    def _shown_elsewhere(self, now: Mapping[str, Tensor]) -> set[str]:
+        """Targets whose memory of before shows in what is no target and does not move with them."""
+        storages: dict[int, list[Tensor]] = {}
+        for _, mapping, held, is_target in self._mappings:
+            if not is_target and isinstance(mapping, dict):
+                for tensor in _tensors_in([v for k, v in held.items() if k not in _SLOTS]):
+                    storages.setdefault(storage_of(tensor), []).append(tensor)
+        return {
+            name
+            for name, old in self._aliases.items()
+            if name in now and not _same_place(now[name], old) and storage_of(old)
+            for tensor in storages.get(storage_of(old), ())
+            if tensor is not now[name]
+        }
+
     def _look_at_targets(self, tracer: Any) -> None:
         """Before anything is put back: what lies under the names of targets, old ones and new."""
         now = {k: t for k, t in self._targets.named().items() if isinstance(t, Tensor)}
+        shown = self._shown_elsewhere(now)
         followed = moved_targets(now, self._aliases)
+        for name in shown & followed.keys():
+            del followed[name]
+        self._moved += sorted(shown)
         copy_to_old_places(followed.values())
         for name, tensor in now.items():
             old = self._aliases.get(name)
+            if name in shown:
+                continue
             if name in followed or (old is not None and _same_place(tensor, old)):
                 continue
             is_data = tensor is self._named.get(name)
@@ -134,14 +165,18 @@ class Bindings:
         self._moved += [name for name in self._aliases if name not in now]
 
     def _look_at_attribute(self, tracer: Any, name: str, value: Any, held: Any) -> None:
-        if not isinstance(value, Tensor):
+        new, old = _tensors_in(value), _tensors_in(held)
+        for tensor in new:
+            # What shows a target's own memory shows what an update writes there.
+            if is_trace(tensor) or (tracer.is_symbolic(tensor) and not self._is_alias(tensor)):
+                tracer.refuse(tensor, f"{name} = ...", "")
+                self._refused.add(name)
+        if name in self._refused or not old:
             return
-        # What shows a target's own memory shows what an update writes there.
-        if is_trace(value) or (tracer.is_symbolic(value) and not self._is_alias(value)):
-            tracer.refuse(value, f"{name} = ...", "")
-            self._refused.add(name)
-        elif isinstance(held, Tensor):
-            self._replaced.append((name, value, held))
+        if len(new) != len(old):
+            self._differing = name
+        else:
+            self._replaced += [(name, *pair) for pair in zip(new, old, strict=True)]
 
     def _is_alias(self, tensor: Tensor) -> bool:
         storage = storage_of(tensor)
@@ -159,15 +194,25 @@ class Bindings:
             shows_target = self._is_alias(value)
             if not (_same_place if shows_target else _same_bytes)(value, held):
                 return name
-        return ""
+        return "" if self._differing in self._refused else self._differing
 
     def refuse_rebound_targets(self) -> None:
         if self._moved:
             raise RuntimeError(
                 f"the loader replaces the memory of target `{self._moved[0]}` by what has another "
-                "shape or dtype, shares its memory or does without it, which a load plan cannot "
-                "follow; copy into the target"
+                "shape or dtype, shares its memory or does without it, or while something else "
+                "shows the old memory, which a load plan cannot follow; copy into the target"
             )
+
+
+def _tensors_in(value: Any, depth: int = 3) -> list[Tensor]:
+    """Itself, or those in lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    if depth == 0 or not isinstance(value, (list, tuple, dict)):
+        return []
+    inner = value.values() if isinstance(value, dict) else value
+    return [tensor for item in inner for tensor in _tensors_in(item, depth - 1)]
 
 
 def _empty_of_trace(tracer: Any, name: str, container: Any, held: Any) -> list[str]:

@@ -93,3 +93,16 @@ def test_a_call_with_all_names_has_no_premises() -> None:
         live["a"].numpy()[0] = 3
 
     assert kinds(check(make, load, METAS)) == {"a": "fallback", "b": "fallback"}
+
+
+def asks_whether_it_is_shared(live: Live, weights: Weights) -> None:
+    for name, w in weights:
+        live[name].copy_(w)
+        if live[name].is_shared():
+            live[name].zero_()
+
+
+def test_a_written_target_is_asked_whether_it_is_shared() -> None:
+    """torch would end the process: it looks at the memory where nothing may be raised."""
+    plan = check(make, asks_whether_it_is_shared, METAS)
+    assert all("is shared" in entry.reason for entry in plan.entries.values())

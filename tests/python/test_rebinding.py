@@ -208,7 +208,24 @@ def put_into_an_attribute(model: Model, w: Tensor) -> None:
     model.scale = w.clone()
 
 
-@pytest.mark.parametrize("put", [put_into_a_dict, put_into_a_list, put_into_an_attribute])
+def replace_a_dict(model: Model, w: Tensor) -> None:
+    model.cache = {"old": w.clone()}
+
+
+def replace_a_list(model: Model, w: Tensor) -> None:
+    model.parts = [w.clone()]
+
+
+@pytest.mark.parametrize(
+    "put",
+    [
+        put_into_a_dict,
+        put_into_a_list,
+        put_into_an_attribute,
+        replace_a_dict,
+        replace_a_list,
+    ],
+)
 def test_a_name_that_is_kept_goes_through_the_loader(put: Callable[[Model, Tensor], None]) -> None:
     def load(model: Model, found: dict[str, Tensor]) -> None:
         copy_all(model, found)
@@ -219,6 +236,57 @@ def test_a_name_that_is_kept_goes_through_the_loader(put: Callable[[Model, Tenso
     falling = [name for name, entry in plan.entries.items() if entry.kind == "fallback"]
     assert falling == ["up.bias"]
     assert "puts it into memory that no plan knows" in plan.entries["up.bias"].reason
+
+
+def test_a_list_of_other_real_tensors_sends_every_name_through_the_loader() -> None:
+    def replace(model: Model, found: dict[str, Tensor]) -> None:
+        copy_all(model, found)
+        model.parts = [torch.full((2,), 5.0)]
+
+    reasons = {entry.reason for entry in check(replace).entries.values()}
+    assert reasons == {"the loader gives `parts` another tensor, with other bytes"}
+
+
+# ------------------------------------------------------------------ refused, and put back
+def show_old_memory(model: Model, found: dict[str, Tensor]) -> None:
+    copy_all(model, without(found, "up.bias"))
+    model.up.bias.data = found["up.bias"]
+
+
+def test_memory_that_an_attribute_shows_is_not_replaced() -> None:
+    """Eagerly the attribute keeps the old bytes; in the old place it would get the new ones."""
+    model = Model(show_old_memory)
+    model.scale = model.up.bias.data[:2]
+    before = model.state()
+    with pytest.raises(RuntimeError, match="`up.bias`.*while something else shows the old memory"):
+        plan_of(model)
+    assert model.state() == before
+
+
+def test_a_module_that_is_taken_out_of_a_list_is_back_after_the_refusal() -> None:
+    def take(model: Model, found: dict[str, Tensor]) -> None:
+        copy_all(model, without(found, "down."))
+        del model.down[0]
+        model.down.append(nn.Linear(4, 4))
+
+    model = Model(take)
+    before, layer = model.state(), model.down[0]
+    with pytest.raises(RuntimeError):
+        plan_of(model)
+    assert model.state() == before and model.down[0] is layer
+
+
+def test_data_that_stays_where_it_is_meets_no_planned_bytes() -> None:
+    """`p.data = p.data.contiguous()` at the end of a loader, with a name that falls back."""
+
+    def load(model: Model, found: dict[str, Tensor]) -> None:
+        if "up.bias" in found and found["up.bias"].sum().item() != 0:
+            model.up.bias.data.copy_(found["up.bias"])
+        copy_all(model, without(found, "up.bias"))
+        for p in model.parameters():
+            p.data = p.data.contiguous()
+
+    assert check(load).entries["up.bias"].kind == "fallback"
 
 
 # ------------------------------------------------------------------ by hand
