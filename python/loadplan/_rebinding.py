@@ -19,6 +19,7 @@ from ._places import copy_to_old_places, is_same_place, moved_targets
 from .targets import Targets
 
 _SLOTS = ("_parameters", "_buffers", "_modules")
+_DEPTH = 3  # of lists and dicts in one another that are looked at
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 
 
@@ -57,9 +58,15 @@ class Bindings:
             self._mappings.append((name, held, dict(held), slot != "_modules"))
         self._mappings.append((name, module.__dict__, dict(module.__dict__), False))
         for key in module.__dict__.keys() - _OF_EVERY_MODULE:
-            value = module.__dict__[key]
-            if isinstance(value, (dict, list)):
-                self._containers.append((f"{name}.{key}" if name else key, value, value.copy()))
+            self._note_containers(f"{name}.{key}" if name else key, module.__dict__[key], _DEPTH)
+
+    def _note_containers(self, name: str, value: Any, depth: int) -> None:
+        if depth == 0 or not isinstance(value, (dict, list)):
+            return
+        self._containers.append((name, value, value.copy()))
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            if isinstance(inner, (dict, list)):
+                self._note_containers(f"{name}[{key!r}]", inner, depth - 1)
 
     def attribute_of(self, storage: int) -> str:
         """The module's attribute that showed the memory before the pass, or ""."""
@@ -205,7 +212,7 @@ class Bindings:
             )
 
 
-def _tensors_in(value: Any, depth: int = 3) -> list[Tensor]:
+def _tensors_in(value: Any, depth: int = _DEPTH) -> list[Tensor]:
     """Itself, or those in lists, tuples and dicts."""
     if isinstance(value, Tensor):
         return [value]

@@ -23,6 +23,7 @@ class Model(nn.Module):
         self.scale = torch.ones(2)
         self.cache: dict[str, Tensor] = {"old": torch.zeros(2)}
         self.parts: list[Tensor] = [torch.zeros(2)]
+        self.inner: dict[str, dict[str, Tensor]] = {"a": {"b": torch.zeros(2)}}
         with torch.no_grad():
             for index, tensor in enumerate(self.state_dict().values()):
                 tensor.fill_(index)
@@ -32,6 +33,7 @@ class Model(nn.Module):
 
     def state(self) -> dict[str, list[float]]:
         tensors = {**self.state_dict(), "scale": self.scale, "parts": self.parts[0], **self.cache}
+        tensors["inner"] = self.inner["a"]["b"]
         return {name: tensor.tolist() for name, tensor in tensors.items()}
 
     def addresses(self) -> list[int]:
@@ -208,6 +210,10 @@ def put_into_an_attribute(model: Model, w: Tensor) -> None:
     model.scale = w.clone()
 
 
+def put_into_an_inner_dict(model: Model, w: Tensor) -> None:
+    model.inner["a"]["b"] = w.clone()
+
+
 def replace_a_dict(model: Model, w: Tensor) -> None:
     model.cache = {"old": w.clone()}
 
@@ -222,6 +228,7 @@ def replace_a_list(model: Model, w: Tensor) -> None:
         put_into_a_dict,
         put_into_a_list,
         put_into_an_attribute,
+        put_into_an_inner_dict,
         replace_a_dict,
         replace_a_list,
     ],
