@@ -2,13 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-#include <cstdint>
-#include <functional>
-#include <span>
-#include <tuple>
 #include <utility>
-#include <vector>
 
 #include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
@@ -29,39 +23,6 @@ absl::Status Check(const LiveTarget& target) {
   if (target.tensor.layout() != at::kStrided) return error("is sparse and has no strided memory");
   if (target.tensor.is_quantized()) return error("is a quantised tensor of torch.quantization");
   if (!target.tensor.has_storage()) return error("has no storage of its own");
-  return absl::OkStatus();
-}
-
-// Two storages over the same memory (two tensors of one numpy array): what is written through one
-// is read through the other, which nobody here would see.
-absl::Status CheckApart(std::span<const at::Tensor> storages,
-                        const std::function<const std::string&(std::size_t)>& name_of) {
-  struct Memory {
-    c10::Device device;
-    std::uintptr_t start;
-    std::uintptr_t stop;
-    std::size_t storage;
-  };
-  std::vector<Memory> all;
-  for (std::size_t i = 0; i < storages.size(); ++i) {
-    c10::StorageImpl* const impl = storages[i].storage().unsafeGetStorageImpl();
-    // Another pass may forbid to look.
-    const auto start = reinterpret_cast<std::uintptr_t>(impl->_mutable_data_ptr_no_checks().get());
-    if (start != 0 && impl->nbytes() > 0) {
-      all.push_back({impl->device(), start, start + impl->nbytes(), i});
-    }
-  }
-  const auto place = [](const Memory& m) {
-    return std::tuple(m.device.type(), m.device.index(), m.start);
-  };
-  std::ranges::sort(all, {}, place);
-  for (std::size_t i = 1; i < all.size(); ++i) {
-    if (all[i].device != all[i - 1].device || all[i].start >= all[i - 1].stop) continue;
-    return absl::InvalidArgumentError(absl::StrCat(
-        "targets `", name_of(all[i - 1].storage), "` and `", name_of(all[i].storage),
-        "` lie in the same memory but in two storages, as tensors of one numpy array do; make one "
-        "of them a view of the other"));
-  }
   return absl::OkStatus();
 }
 
@@ -86,10 +47,6 @@ absl::StatusOr<TargetSet> TargetSet::Create(std::vector<LiveTarget> targets) {
                                    ToDType(target.tensor.scalar_type()), target.is_mirror});
   }
   set.targets_ = std::move(targets);
-  const auto name_of = [&set](std::size_t storage) -> const std::string& {
-    return set.NameOf(static_cast<StorageId>(storage));
-  };
-  if (auto status = CheckApart(set.storages_, name_of); !status.ok()) return status;
   return set;
 }
 

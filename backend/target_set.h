@@ -28,7 +28,7 @@ struct LiveTarget {
 class LOADPLAN_API TargetSet {
  public:
   // InvalidArgument, naming the target: an undefined, sparse or quantised tensor, a
-  // tensor without storage, a trace tensor, a name given twice, two storages over one memory.
+  // tensor without storage, a trace tensor, a name given twice.
   static absl::StatusOr<TargetSet> Create(std::vector<LiveTarget> targets);
 
   const std::vector<LiveTarget>& targets() const { return targets_; }

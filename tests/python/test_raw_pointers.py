@@ -5,13 +5,11 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterable
 
-import numpy as np
 import pytest
 import torch
 from test_loaders import check, kinds
 from torch import Tensor
 
-import loadplan
 from loadplan import ParamMeta
 
 Live = dict[str, Tensor]
@@ -108,13 +106,3 @@ def test_a_written_target_is_asked_whether_it_is_shared() -> None:
     """torch would end the process: it looks at the memory where nothing may be raised."""
     plan = check(make, asks_whether_it_is_shared, METAS)
     assert all("is shared" in entry.reason for entry in plan.entries.values())
-
-
-def test_two_targets_of_one_memory_have_one_storage() -> None:
-    """What is written through one would be read through the other, and nobody would see it."""
-    memory = np.full(4, 7, np.float32)
-    live = {"p": torch.from_numpy(memory), "q": torch.from_numpy(memory[2:])}
-    targets = loadplan.Targets(live, load_weights=lambda weights: None)
-    words = "targets `p` and `q` lie in the same memory but in two storages"
-    with pytest.raises(ValueError, match=words):
-        loadplan.plan_loads(targets, METAS)
