@@ -153,15 +153,13 @@ class Bindings:
         now = {k: t for k, t in self._targets.named().items() if isinstance(t, Tensor)}
         shown = self._shown_elsewhere(now)
         followed = moved_targets(now, self._aliases)
-        for name in shown & followed.keys():
-            del followed[name]
         self._moved += sorted(shown)
-        copy_to_old_places(followed.values())
+        copy_to_old_places(move for name, move in followed.items() if name not in shown)
         for name, tensor in now.items():
             old = self._aliases.get(name)
-            if name in shown:
+            if name in shown or name in followed:
                 continue
-            if name in followed or (old is not None and _same_place(tensor, old)):
+            if old is not None and _same_place(tensor, old):
                 continue
             is_data = tensor is self._named.get(name)
             # Also a real tensor that was traced into, or stands in a target's place.
